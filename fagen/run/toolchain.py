@@ -194,7 +194,7 @@ def find_cxx() -> Cxx:
             return Cxx(Path(found), "PATH", _version_text(Path(found)))
     looked.append(f"PATH ({os.environ.get('PATH', '')})")
     raise ToolchainError(
-        "a C++ compiler is needed to run a kernel on the CPU and was not found",
+        "a C++ compiler is needed, by nvcc and by the emulator, and was not found",
         values={"looked at": ", ".join(looked)},
         works=_CXX_REMEDY,
     )
@@ -217,8 +217,9 @@ def choose_target(arch: str | tuple[int, int], nvcc: Nvcc | None) -> Target:
     if known and (isinstance(arch, tuple) or not letter):
         return Target(f"sm_{number}" if known[-1] == number else f"compute_{known[-1]}")
     older = bool(nvcc.archs) and number < nvcc.archs[0]
+    known_names = ", ".join(f"sm_{each}" for each in nvcc.archs)
     raise ToolchainError(
-        f"{nvcc} does not compile for sm_{number}{letter}, only for {', '.join(f'sm_{n}' for n in nvcc.archs)}",
+        f"{nvcc} does not compile for sm_{number}{letter}, only for {known_names}",
         works=f"an {'older' if older else 'newer'} CUDA toolkit does, named by FAGEN_NVCC or CUDA_HOME"
         + ("" if older else ", or pip install --upgrade 'fagen[nvcc]'"),
     )
