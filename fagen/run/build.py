@@ -25,7 +25,7 @@ _REPORT = "report.txt"
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel function takes, as ptxas reports it.
+    """What one function takes, as ptxas reports it.
 
     registers   32-bit registers a thread
     *_bytes     bytes a thread for stack and spills, bytes a block for static shared memory
@@ -48,7 +48,7 @@ class Built:
     key        its cache key: sha256 of text, headers, flags, compiler version and architecture
     target     what it was compiled for
     image      a cubin, or PTX text if ``target.is_ptx``
-    functions  what each ``__global__`` function takes, by name; empty for PTX
+    functions  what each function takes, by name; empty for PTX
     warnings   what nvcc and ptxas warn of, each a line
     seconds    how long the compiler took, when it ran
     fresh      whether it ran in this call
@@ -185,22 +185,22 @@ def _built(entry: Entry) -> Built:
 
 
 def parse_resources(report: str) -> tuple[Resources, ...]:
-    """Return what each kernel function takes, from the lines ``ptxas -v`` prints about it."""
-    found = []
-    for block in re.split(r"Compiling entry function '", report)[1:]:
-        used = block.split("Compile time", 1)[0]
-        found.append(
-            Resources(
-                name=block.split("'", 1)[0],
-                registers=_number(r"Used (\d+) registers", used),
-                stack_bytes=_number(r"(\d+) bytes stack frame", used),
-                spill_store_bytes=_number(r"(\d+) bytes spill stores", used),
-                spill_load_bytes=_number(r"(\d+) bytes spill loads", used),
-                static_shared_bytes=_number(r"(\d+) bytes smem", used),
-                barriers=_number(r"used (\d+) barriers", used),
-            )
+    """Return what each function takes, from the lines ``ptxas -v`` prints about it.
+
+    A device function that was not inlined is among them, with 0 registers: it uses its caller's.
+    """
+    return tuple(
+        Resources(
+            name=block.split(None, 1)[0],
+            registers=_number(r"Used (\d+) registers", block),
+            stack_bytes=_number(r"(\d+) bytes stack frame", block),
+            spill_store_bytes=_number(r"(\d+) bytes spill stores", block),
+            spill_load_bytes=_number(r"(\d+) bytes spill loads", block),
+            static_shared_bytes=_number(r"(\d+) bytes smem", block),
+            barriers=_number(r"used (\d+) barriers", block),
         )
-    return tuple(found)
+        for block in report.split("Function properties for ")[1:]
+    )
 
 
 def _number(pattern: str, text: str) -> int:
