@@ -1,0 +1,703 @@
+// runtime.cpp: the scheduler of the emulator, compiled once.
+//
+// Every CUDA thread is a fiber that runs until it has to wait. A few blocks are live at once, as many as a small number
+// of multiprocessors holds, and take turns. The schedule picks who goes on: the lowest warp and lane that can
+// (forward), the highest (backward), or one by the seed's dice (random). Memory is what the kernel's own loads and
+// stores make of it, so a missing barrier shows as soon as a schedule runs a reader before its writer.
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core.h"
+
+#undef threadIdx
+#undef blockIdx
+#undef blockDim
+#undef gridDim
+
+#if !defined(__x86_64__) || defined(FAGEN_UCONTEXT)
+#include <ucontext.h>
+#endif
+
+#if defined(FAGEN_ADDRESS_SANITIZER)
+extern "C" void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
+extern "C" void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size);
+#endif
+
+__thread FagenThread* fagen_self = nullptr;
+
+namespace {
+
+// ---- Fibers: a stack and a place to go on from.
+
+#if defined(__x86_64__) && !defined(FAGEN_UCONTEXT)
+
+struct Context {
+  void* stack_pointer = nullptr;
+
+  void start(char* low, char* high, void (*function)()) {
+    (void)low;
+    auto** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(high) & ~uintptr_t(15));
+    *--top = nullptr;  // where a return address would be: the function never returns
+    *--top = reinterpret_cast<void*>(function);
+    top -= 6;  // rbp, rbx, r12 .. r15
+    memset(top, 0, 6 * sizeof(void*));
+    stack_pointer = top;
+  }
+};
+
+extern "C" void fagen_switch_stack(void** save, void* load);
+asm(R"(
+.text
+.type fagen_switch_stack, @function
+fagen_switch_stack:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size fagen_switch_stack, .-fagen_switch_stack
+)");
+
+inline void switch_context(Context& from, Context& to) {
+  fagen_switch_stack(&from.stack_pointer, to.stack_pointer);
+}
+
+#else
+
+struct Context {
+  ucontext_t state;
+
+  void start(char* low, char* high, void (*function)()) {
+    getcontext(&state);
+    state.uc_stack.ss_sp = low;
+    state.uc_stack.ss_size = static_cast<size_t>(high - low);
+    state.uc_link = nullptr;
+    makecontext(&state, function, 0);
+  }
+};
+
+inline void switch_context(Context& from, Context& to) {
+  swapcontext(&from.state, &to.state);
+}
+
+#endif
+
+// ---- What is known of a launch.
+
+enum class Schedule : int { forward = 0, backward = 1, random = 2 };
+enum class State : unsigned char { absent, ready, at_barrier, in_warp, polling, gone };
+
+struct Block;
+
+struct Fiber : FagenThread {
+  Context context;
+  char* stack = nullptr;
+  Block* owner = nullptr;
+  State state = State::absent;
+  int line = 0;
+  const char* what = "";
+  unsigned meeting_mask = 0;
+  bool meeting_orders_memory = false;
+  unsigned groups_committed = 0;
+#if defined(FAGEN_ADDRESS_SANITIZER)
+  void* fake_stack = nullptr;
+#endif
+};
+
+struct Warp {
+  unsigned ready = 0, polling = 0, meeting = 0, gone = 0;  // by lane
+  void* arguments[32];
+};
+
+struct Block {
+  FagenIndex index;
+  std::vector<Fiber*> fibers;
+  std::vector<Warp> warps;
+  unsigned ready_warps = 0;  // by warp
+  unsigned arrived = 0, gone = 0;
+  int barrier_line = 0;
+  unsigned char* shared = nullptr;
+};
+
+// An operation in flight: run(data) makes it happen.
+struct Operation {
+  void (*run)(void*);
+  Fiber* issuer;
+  unsigned group;
+  alignas(16) unsigned char data[64];
+};
+
+struct Random {
+  unsigned long long state;
+  unsigned next() {  // splitmix64
+    unsigned long long z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return static_cast<unsigned>((z ^ z >> 31) >> 16);
+  }
+  unsigned below(unsigned bound) { return next() % bound; }
+};
+
+constexpr size_t PAGE_BYTES = 4096;
+constexpr size_t STACK_BYTES = 256 * 1024;  // virtual; a fiber touches what it uses
+constexpr unsigned MULTIPROCESSOR_THREADS = 2048, MULTIPROCESSOR_SHARED_BYTES = 227 * 1024;
+
+}  // namespace
+
+extern "C" struct FagenLaunch {
+  void (*enter)(const void* params);
+  const void* params;
+  unsigned grid[3], block[3];
+  unsigned shared_bytes;
+  int schedule;
+  unsigned long long seed;
+  unsigned multiprocessors, workers;
+  char* report;
+  unsigned report_bytes;
+};
+
+namespace {
+
+// What the OS threads of one launch have in common.
+struct Launch {
+  const FagenLaunch& request;
+  std::atomic<bool> failed{false};
+  unsigned long long blocks;
+  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+  explicit Launch(const FagenLaunch& request)
+      : request(request), blocks(1ull * request.grid[0] * request.grid[1] * request.grid[2]) {}
+
+  void fail(const std::string& text) {
+    pthread_mutex_lock(&lock);
+    if (!failed) snprintf(request.report, request.report_bytes, "%s", text.c_str());
+    failed = true;
+    pthread_mutex_unlock(&lock);
+  }
+};
+
+std::string position(FagenIndex at) {
+  return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
+}
+
+unsigned lowest(unsigned mask) {
+  return __builtin_ctz(mask);
+}
+unsigned highest(unsigned mask) {
+  return 31 - __builtin_clz(mask);
+}
+
+// Runs every `workers`-th block of a launch on one OS thread.
+class Scheduler {
+ public:
+  Scheduler(Launch& launch, unsigned worker)
+      : launch_(launch), request_(launch.request), next_block_(worker), random_{request_.seed * 64 + worker} {
+    block_threads_ = request_.block[0] * request_.block[1] * request_.block[2];
+    random_.next();
+    const unsigned processors = request_.multiprocessors ? request_.multiprocessors : 1 + random_.below(3);
+    const unsigned resident = std::min(MULTIPROCESSOR_THREADS / block_threads_,
+                                       MULTIPROCESSOR_SHARED_BYTES / (request_.shared_bytes + 1024));
+    const unsigned long long mine = (launch.blocks + request_.workers - 1 - worker) / request_.workers;
+    capacity_ = static_cast<unsigned>(
+        std::min<unsigned long long>(processors * std::max(1u, std::min(2u, resident)), mine));
+    moments_ = random_.below(4);
+  }
+
+  ~Scheduler() {
+    for (auto& block : live_) free(block->shared);
+    if (stacks_) munmap(stacks_, stacks_bytes_);
+  }
+
+  void run();
+
+  void barrier(Fiber& fiber, int line);
+  void meet(Fiber& fiber, const char* what, unsigned mask, int line, void* argument,
+            void (*resolve)(void* const*, unsigned), bool orders_memory);
+  void poll(Fiber& fiber, const char* what, int line);
+  void polled() { progress_ = true; }
+  void issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes);
+  void wait_groups(Fiber& fiber, unsigned groups);
+  [[noreturn]] void finding(Fiber& fiber, int line, const std::string& text);
+  [[noreturn]] void leave(Fiber& fiber);
+  static void first_steps();
+
+  const FagenLaunch& request() const { return request_; }
+
+ private:
+  Launch& launch_;
+  const FagenLaunch& request_;
+  unsigned long long next_block_;
+  Random random_;
+  unsigned block_threads_, capacity_, moments_;
+  bool progress_ = false, stopped_ = false;
+  char* stacks_ = nullptr;
+  size_t stacks_bytes_ = 0;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+  std::vector<std::unique_ptr<Block>> live_;
+  std::vector<Operation> flying_;
+  size_t block_cursor_ = 0;
+  unsigned warp_cursor_ = 0;
+  Context home_;
+#if defined(FAGEN_ADDRESS_SANITIZER)
+  void* fake_stack_ = nullptr;
+  const void* home_bottom_ = nullptr;
+  size_t home_size_ = 0;
+#endif
+
+  void make_fibers();
+  void admit_blocks();
+  void retire(Block& block);
+  void resume(Fiber& fiber);
+  void suspend(Fiber& fiber, State state);
+  void make_ready(Fiber& fiber);
+  Fiber* pick();
+  bool wake_pollers();
+  void complete(size_t index);
+  void report_deadlock();
+  unsigned choose(unsigned mask);
+  std::string who_waits(const Block& block) const;
+};
+
+__thread Scheduler* scheduler __attribute__((tls_model("initial-exec"))) = nullptr;
+
+void Scheduler::make_fibers() {
+  const size_t count = static_cast<size_t>(capacity_) * block_threads_;
+  stacks_bytes_ = count * STACK_BYTES;
+  void* memory = mmap(nullptr, stacks_bytes_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    launch_.fail("the emulator finds no memory for the stacks of " + std::to_string(count) + " threads");
+    return;
+  }
+  stacks_ = static_cast<char*>(memory);
+  for (size_t i = 0; i < count; ++i) {
+    auto fiber = std::make_unique<Fiber>();
+    fiber->stack = stacks_ + i * STACK_BYTES;
+    mprotect(fiber->stack, PAGE_BYTES, PROT_NONE);
+    idle_.push_back(fiber.get());
+    fibers_.push_back(std::move(fiber));
+  }
+  std::reverse(idle_.begin(), idle_.end());
+}
+
+void Scheduler::admit_blocks() {
+  while (live_.size() < capacity_ && next_block_ < launch_.blocks) {
+    auto block = std::make_unique<Block>();
+    const unsigned* grid = request_.grid;
+    const unsigned* dim = request_.block;
+    block->index = {static_cast<unsigned>(next_block_ % grid[0]),
+                    static_cast<unsigned>(next_block_ / grid[0] % grid[1]),
+                    static_cast<unsigned>(next_block_ / grid[0] / grid[1])};
+    next_block_ += request_.workers;
+    if (request_.shared_bytes) {
+      void* shared = nullptr;
+      if (posix_memalign(&shared, 1024, request_.shared_bytes) == 0)
+        memset(shared, 0xff, request_.shared_bytes);
+      block->shared = static_cast<unsigned char*>(shared);
+    }
+    block->warps.resize((block_threads_ + 31) / 32);
+    for (unsigned i = 0; i < block_threads_; ++i) {
+      Fiber& fiber = *idle_.back();
+      idle_.pop_back();
+      fiber.thread = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
+      fiber.block = block->index;
+      fiber.block_dim = {dim[0], dim[1], dim[2]};
+      fiber.grid_dim = {grid[0], grid[1], grid[2]};
+      fiber.shared = block->shared;
+      fiber.shared_bytes = request_.shared_bytes;
+      fiber.lane = i % 32;
+      fiber.owner = block.get();
+      fiber.groups_committed = 0;
+      // Stacks start at different lines of the cache, or all fibers would compete for the same few.
+      char* top = fiber.stack + STACK_BYTES - (i * 320) % 3840 / 64 * 64;
+      fiber.context.start(fiber.stack + PAGE_BYTES, top, first_steps);
+      block->fibers.push_back(&fiber);
+      make_ready(fiber);
+    }
+    live_.push_back(std::move(block));
+  }
+}
+
+void Scheduler::retire(Block& block) {
+  idle_.insert(idle_.end(), block.fibers.rbegin(), block.fibers.rend());
+  free(block.shared);
+  for (size_t i = 0; i < live_.size(); ++i) {
+    if (live_[i].get() == &block) {
+      live_.erase(live_.begin() + static_cast<long>(i));
+      break;
+    }
+  }
+  admit_blocks();
+}
+
+void Scheduler::make_ready(Fiber& fiber) {
+  const unsigned number =
+      fiber.thread.x + request_.block[0] * (fiber.thread.y + request_.block[1] * fiber.thread.z);
+  fiber.state = State::ready;
+  fiber.owner->warps[number / 32].ready |= 1u << fiber.lane;
+  fiber.owner->ready_warps |= 1u << number / 32;
+}
+
+void Scheduler::first_steps() {
+  Fiber& fiber = *static_cast<Fiber*>(fagen_self);
+#if defined(FAGEN_ADDRESS_SANITIZER)
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler->home_bottom_, &scheduler->home_size_);
+#endif
+  scheduler->request_.enter(scheduler->request_.params);
+  scheduler->leave(fiber);
+}
+
+void Scheduler::resume(Fiber& fiber) {
+  fagen_self = &fiber;
+#if defined(FAGEN_ADDRESS_SANITIZER)
+  __sanitizer_start_switch_fiber(&fake_stack_, fiber.stack + PAGE_BYTES, STACK_BYTES - PAGE_BYTES);
+#endif
+  switch_context(home_, fiber.context);
+#if defined(FAGEN_ADDRESS_SANITIZER)
+  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
+#endif
+  fagen_self = nullptr;
+}
+
+void Scheduler::suspend(Fiber& fiber, State state) {
+  fiber.state = state;
+#if defined(FAGEN_ADDRESS_SANITIZER)
+  __sanitizer_start_switch_fiber(state == State::gone ? nullptr : &fiber.fake_stack, home_bottom_,
+                                 home_size_);
+#endif
+  switch_context(fiber.context, home_);
+#if defined(FAGEN_ADDRESS_SANITIZER)
+  __sanitizer_finish_switch_fiber(fiber.fake_stack, &home_bottom_, &home_size_);
+#endif
+}
+
+unsigned thread_number(const Fiber& fiber) {
+  return fiber.thread.x + fiber.block_dim.x * (fiber.thread.y + fiber.block_dim.y * fiber.thread.z);
+}
+
+void Scheduler::finding(Fiber& fiber, int line, const std::string& text) {
+  launch_.fail("line " + std::to_string(line) + ": thread " + position(fiber.thread) + " of block " +
+               position(fiber.block) + ": " + text);
+  stopped_ = true;
+  suspend(fiber, State::gone);
+  abort();  // a stopped launch resumes nobody
+}
+
+void Scheduler::leave(Fiber& fiber) {
+  Block& block = *fiber.owner;
+  Warp& warp = block.warps[thread_number(fiber) / 32];
+  for (unsigned waiting = warp.meeting; waiting; waiting &= waiting - 1) {
+    const Fiber& other = *block.fibers[thread_number(fiber) / 32 * 32 + lowest(waiting)];
+    if (other.meeting_mask >> fiber.lane & 1) {
+      finding(
+          fiber, other.line,
+          "has left the kernel, and lane " + std::to_string(other.lane) + " waits for it at " + other.what);
+    }
+  }
+  if (block.arrived) {
+    finding(fiber, block.barrier_line,
+            "has left the kernel, and " + std::to_string(block.arrived) +
+                " threads of its block wait for it at __syncthreads");
+  }
+  for (size_t i = 0; i < flying_.size();) {
+    if (flying_[i].issuer == &fiber) {
+      complete(i);
+    } else {
+      ++i;
+    }
+  }
+  warp.gone |= 1u << fiber.lane;
+  block.gone += 1;
+  progress_ = true;
+  suspend(fiber, State::gone);
+  abort();
+}
+
+void Scheduler::barrier(Fiber& fiber, int line) {
+  Block& block = *fiber.owner;
+  if (block.gone) {
+    finding(fiber, line,
+            "waits at __syncthreads, and " + std::to_string(block.gone) +
+                " threads of its block have left the kernel");
+  }
+  if (block.arrived && block.barrier_line != line) {
+    finding(fiber, line,
+            "waits at __syncthreads, and " + std::to_string(block.arrived) +
+                " threads of its block wait at the one of line " + std::to_string(block.barrier_line));
+  }
+  block.barrier_line = fiber.line = line;
+  fiber.what = "__syncthreads";
+  block.arrived += 1;
+  progress_ = true;
+  if (block.arrived == block.fibers.size()) {
+    block.arrived = 0;
+    for (Fiber* each : block.fibers) make_ready(*each);
+    block_cursor_ += request_.schedule == static_cast<int>(Schedule::backward) ? live_.size() - 1 : 1;
+    suspend(fiber, State::ready);
+  } else {
+    suspend(fiber, State::at_barrier);
+  }
+}
+
+void Scheduler::meet(Fiber& fiber, const char* what, unsigned mask, int line, void* argument,
+                     void (*resolve)(void* const*, unsigned), bool orders_memory) {
+  Block& block = *fiber.owner;
+  const unsigned warp_number = thread_number(fiber) / 32;
+  Warp& warp = block.warps[warp_number];
+  Fiber* const* lanes = &block.fibers[warp_number * 32];
+  const unsigned exist = warp_number * 32 + 32 <= block_threads_ ? ~0u : (1u << block_threads_ % 32) - 1;
+  if (!(mask >> fiber.lane & 1))
+    finding(fiber, line, std::string(what) + " with a mask that lacks its own lane");
+  if (mask & (warp.gone | ~exist)) {
+    finding(fiber, line,
+            std::string(what) + " waits for lane " + std::to_string(lowest(mask & (warp.gone | ~exist))) +
+                ", which has left the kernel or never was");
+  }
+  fiber.what = what;
+  fiber.line = line;
+  fiber.meeting_mask = mask;
+  fiber.meeting_orders_memory = orders_memory;
+  warp.arguments[fiber.lane] = argument;
+  warp.meeting |= 1u << fiber.lane;
+  progress_ = true;
+  const bool complete = (warp.meeting & mask) == mask;
+  unsigned others = warp.meeting & mask & ~(1u << fiber.lane);
+  if (!complete && others) others = 1u << lowest(others);  // the last to come looks at all
+  for (; others; others &= others - 1) {
+    const Fiber& other = *lanes[lowest(others)];
+    if (other.line != line || other.meeting_mask != mask || strcmp(other.what, what) != 0) {
+      char text[160];
+      snprintf(text, sizeof text, "%s with mask %08x, and lane %u is at %s of line %d with mask %08x", what,
+               mask, other.lane, other.what, other.line, other.meeting_mask);
+      finding(fiber, line, text);
+    }
+  }
+  if (!complete) {
+    suspend(fiber, State::in_warp);
+    return;
+  }
+  resolve(warp.arguments, mask);
+  warp.meeting &= ~mask;
+  for (unsigned each = mask; each; each &= each - 1) make_ready(*lanes[lowest(each)]);
+  suspend(fiber, State::ready);
+}
+
+void Scheduler::poll(Fiber& fiber, const char* what, int line) {
+  Warp& warp = fiber.owner->warps[thread_number(fiber) / 32];
+  fiber.what = what;
+  fiber.line = line;
+  warp.polling |= 1u << fiber.lane;
+  suspend(fiber, State::polling);
+}
+
+void Scheduler::issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes) {
+  Operation operation{run, &fiber, fiber.groups_committed, {}};
+  if (bytes > sizeof operation.data) finding(fiber, fiber.line, "an operation with too many operands");
+  memcpy(operation.data, data, bytes);
+  flying_.push_back(operation);
+  if (moments_ == 0) complete(flying_.size() - 1);
+}
+
+void Scheduler::complete(size_t index) {
+  Operation operation = flying_[index];
+  flying_.erase(flying_.begin() + static_cast<long>(index));
+  operation.run(operation.data);
+  progress_ = true;
+}
+
+void Scheduler::wait_groups(Fiber& fiber, unsigned groups) {
+  for (size_t i = 0; i < flying_.size();) {
+    if (flying_[i].issuer == &fiber && flying_[i].group + groups < fiber.groups_committed) {
+      complete(i);
+    } else {
+      ++i;
+    }
+  }
+}
+
+unsigned Scheduler::choose(unsigned mask) {
+  switch (static_cast<Schedule>(request_.schedule)) {
+    case Schedule::forward:
+      return lowest(mask);
+    case Schedule::backward:
+      return highest(mask);
+    case Schedule::random:
+      break;
+  }
+  const unsigned turn = random_.next() & 31;
+  const unsigned turned = mask >> turn | mask << (-turn & 31);
+  return (lowest(turned) + turn) & 31;
+}
+
+Fiber* Scheduler::pick() {
+  if (request_.schedule == static_cast<int>(Schedule::random)) {
+    const unsigned dice = random_.next();
+    if (dice % 4 == 0) block_cursor_ = dice >> 8;
+    if (dice % 4 == 0 || dice % 4 == 1) warp_cursor_ = ~0u;
+    if (dice / 16 % 16 == 0) wake_pollers();
+    if (moments_ > 1 && !flying_.empty() && dice / 4 % 4 == 0) complete((dice >> 8) % flying_.size());
+  }
+  for (size_t tries = 0; tries < live_.size(); ++tries, ++block_cursor_) {
+    block_cursor_ %= live_.size();
+    Block& block = *live_[block_cursor_];
+    if (!block.ready_warps) continue;
+    if (warp_cursor_ >= block.warps.size() || !block.warps[warp_cursor_].ready ||
+        request_.schedule != static_cast<int>(Schedule::random)) {
+      warp_cursor_ = choose(block.ready_warps);
+    }
+    Warp& warp = block.warps[warp_cursor_];
+    const unsigned lane = choose(warp.ready);
+    warp.ready &= ~(1u << lane);
+    if (!warp.ready) block.ready_warps &= ~(1u << warp_cursor_);
+    return block.fibers[warp_cursor_ * 32 + lane];
+  }
+  return nullptr;
+}
+
+bool Scheduler::wake_pollers() {
+  bool any = false;
+  for (auto& block : live_) {
+    for (size_t w = 0; w < block->warps.size(); ++w) {
+      for (unsigned lanes = block->warps[w].polling; lanes; lanes &= lanes - 1) {
+        make_ready(*block->fibers[w * 32 + lowest(lanes)]);
+        any = true;
+      }
+      block->warps[w].polling = 0;
+    }
+  }
+  return any;
+}
+
+std::string Scheduler::who_waits(const Block& block) const {
+  std::string text;
+  for (size_t i = 0; i < block.fibers.size();) {
+    const Fiber& fiber = *block.fibers[i];
+    size_t end = i + 1;
+    while (end < block.fibers.size() && block.fibers[end]->state == fiber.state &&
+           block.fibers[end]->line == fiber.line) {
+      ++end;
+    }
+    text += "\n  block " + position(block.index) + " thread" + (end - i > 1 ? "s " : " ") +
+            std::to_string(i) + (end - i > 1 ? " to " + std::to_string(end - 1) : "");
+    text += fiber.state == State::gone
+                ? " left the kernel"
+                : std::string(fiber.state == State::polling ? " spins in " : " waits at ") + fiber.what +
+                      ", line " + std::to_string(fiber.line);
+    i = end;
+  }
+  return text;
+}
+
+void Scheduler::report_deadlock() {
+  std::string text = "deadlock: no thread can go on";
+  for (const auto& block : live_) text += who_waits(*block);
+  launch_.fail(text);
+  stopped_ = true;
+}
+
+void Scheduler::run() {
+  scheduler = this;
+  make_fibers();
+  if (!launch_.failed) admit_blocks();
+  progress_ = true;
+  while (!live_.empty() && !stopped_ && !launch_.failed) {
+    Fiber* fiber = pick();
+    if (fiber) {
+      resume(*fiber);
+      if (fiber->state == State::gone && fiber->owner->gone == fiber->owner->fibers.size())
+        retire(*fiber->owner);
+      continue;
+    }
+    // Nobody is ready. Whoever spins looks again; if that has changed nothing, the hardware has to do something.
+    if (!progress_) {
+      if (flying_.empty()) {
+        report_deadlock();
+        break;
+      }
+      complete(random_.below(static_cast<unsigned>(flying_.size())));
+    }
+    progress_ = false;
+    if (!wake_pollers() && flying_.empty()) {
+      report_deadlock();
+    }
+  }
+  scheduler = nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+void fagen_block_barrier(int line) {
+  scheduler->barrier(*static_cast<Fiber*>(fagen_self), line);
+}
+
+void fagen_warp_meet(const char* what, unsigned mask, int line, void* argument,
+                     void (*resolve)(void* const* arguments, unsigned mask), bool orders_memory) {
+  scheduler->meet(*static_cast<Fiber*>(fagen_self), what, mask, line, argument, resolve, orders_memory);
+}
+
+void fagen_poll(const char* what, int line) {
+  scheduler->poll(*static_cast<Fiber*>(fagen_self), what, line);
+}
+
+void fagen_polled() {
+  scheduler->polled();
+}
+
+void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes) {
+  scheduler->issue(*static_cast<Fiber*>(fagen_self), run, data, bytes);
+}
+
+void fagen_commit_group() {
+  static_cast<Fiber*>(fagen_self)->groups_committed += 1;
+}
+
+void fagen_wait_groups(unsigned groups) {
+  scheduler->wait_groups(*static_cast<Fiber*>(fagen_self), groups);
+}
+
+void fagen_finding(int line, const char* format, ...) {
+  char text[512];
+  va_list rest;
+  va_start(rest, format);
+  vsnprintf(text, sizeof text, format, rest);
+  va_end(rest);
+  scheduler->finding(*static_cast<Fiber*>(fagen_self), line, text);
+}
+
+// Runs one launch to its end; 0, or 1 with a finding written to `report`.
+int fagen_launch(const FagenLaunch* request) {
+  Launch launch(*request);
+  if (launch.blocks == 0) return 0;
+  const auto work = [&launch](unsigned worker) { Scheduler(launch, worker).run(); };
+  std::vector<std::thread> helpers;
+  for (unsigned worker = 1; worker < request->workers; ++worker) helpers.emplace_back(work, worker);
+  work(0);
+  for (auto& helper : helpers) helper.join();
+  return launch.failed ? 1 : 0;
+}
+}
