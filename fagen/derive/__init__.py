@@ -1,0 +1,1 @@
+"""Algebra: what a graph allows, proved on the graph at hand."""
