@@ -164,7 +164,10 @@ class _Deriver:
 
     def _unfit(self, roots: list[Node], axis: Axis) -> tuple[Node, str] | None:
         """A value below ``roots`` that a walk along ``axis`` can't compute, and why; None if it can compute all."""
+        bound = {a for root in roots for a in root.axes}
         for inner in _nearest(roots, through=axis):
+            if inner.over in bound:
+                return inner, f"the sum over {inner.over} lies inside a result with an axis {inner.over}"
             leaf = not any(_reduces(arg) for arg in inner.args)
             if leaf and isinstance(inner, Contract) and axis in inner.axes and _sides(inner, axis):
                 continue

@@ -1,0 +1,1 @@
+"""How a derivation becomes kernels: tiles, memory, cost."""

@@ -1,0 +1,103 @@
+"""What planning hands to the emitter and to the launcher: flat frozen records with everything they may read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from fagen.derive.ranges import RangePlan
+from fagen.derive.walk import Note, Stage
+from fagen.ir.graph import Axis, Graph
+
+Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool"]
+"""How the elements of a tensor lie in memory; a bool is one byte."""
+
+STORAGE_BYTES: Mapping[Storage, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "bool": 1}
+
+Schedule: TypeAlias = Literal["forward_loop", "product", "rowwise"]
+"""The template that says who does what when: `templates/schedule/NAME.cu.j2`."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a program is planned for. Everything here may be in a cache key; lengths and scalars are not."""
+
+    graph: Graph
+    arch: str
+    """A row of `plan.arch`: the GPU, or ``emulator``."""
+    family: str | None
+    """``simt``, ``sm80``, ...; None leaves it to the planner."""
+    sizes: tuple[tuple[Axis, int], ...]
+    """Lengths fixed at compile time: axes summed over inside a tile, and features (head dims)."""
+    inputs: tuple[Storage, ...]
+    """One for each of the graph's tensor arguments, in order of position."""
+    lengths: tuple[tuple[Axis, str], ...] = ()
+    """The class of each other axis' length (`plan.tiling.length_class`): picks a plan, never its correctness."""
+    fusion: Literal["full", "products", "none"] = "full"
+    tiling: Literal["registers", "shared", "element"] = "registers"
+    """How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an element."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that was not taken, and why, with numbers."""
+
+    candidate: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel: a stage, the schedule that runs it, and its tiles.
+
+    A block owns ``block_own`` positions of ``tile_axis`` (None: a single row) at one position of each of ``grid_axes``,
+    and walks ``block_walk`` positions of the stage's walk axis at a time. ``rows`` x ``columns`` threads share a tile:
+    each owns ``block_own / rows`` rows and ``block_walk / columns`` columns of a product. ``block_inner`` positions of a
+    contraction over an inner axis (head dim) are in shared memory at a time. ``block_feature`` features of a product
+    that is a stage of its own.
+    """
+
+    function: str
+    stage: Stage
+    schedule: Schedule
+    tiling: Literal["registers", "shared", "element"]
+    grid_axes: tuple[Axis, ...]
+    tile_axis: Axis | None
+    block_own: int
+    block_walk: int
+    block_inner: int
+    block_feature: int
+    rows: int
+    columns: int
+    shared_bytes: int
+    ranges: tuple[RangePlan | None, ...]
+    """For each walk, what bounds its loop; None where it visits every tile."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory between two kernels: ``t0``, of ``axes`` in canonical order, contiguous."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    storage: Storage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All kernels of one direction of a program, in launch order."""
+
+    problem: Problem
+    family: str
+    kernels: tuple[KernelPlan, ...]
+    buffers: tuple[Buffer, ...]
+    outputs: tuple[Storage, ...]
+    """One for each of the graph's outputs: fp32 for row statistics, else that of the first tensor with features."""
+    notes: tuple[Note, ...]
+    rejected: tuple[Rejected, ...]
