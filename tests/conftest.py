@@ -1,4 +1,4 @@
-"""What tests need of a machine: a mark names it, its absence skips by name, FAGEN_REQUIRE makes that a failure."""
+"""What tests need of a machine: a mark names it, its absence skips; FAGEN_REQUIRE makes that a failure."""
 
 import collections
 import os

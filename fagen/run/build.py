@@ -210,7 +210,7 @@ def _number(pattern: str, text: str) -> int:
 
 def parse_warnings(report: str) -> tuple[str, ...]:
     """Return the lines that warn, each once; ptxas marks some, such as C7510, as mere information."""
-    warn = re.compile(r"\bwarning\b|\(C7\d{3}\)")
+    warn = re.compile(r"\bwarning\s*(#|:)|\(C7\d{3}\)")
     return tuple(dict.fromkeys(line.strip() for line in report.splitlines() if warn.search(line)))
 
 

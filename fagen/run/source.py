@@ -6,7 +6,7 @@ from pathlib import Path
 
 _TOKEN = re.compile(
     r"""
-      (?P<comment> //(?:\\\r?\n|[^\n])* | /\*.*?(?:\*/|\Z) )
+      (?P<comment> [ \t]* (?: //(?:\\\r?\n|[^\n])* | /\*.*?(?:\*/|\Z) ) [ \t]* )
     | (?P<raw> \b(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)" )
     | (?P<kept> "(?:\\.|[^"\\\n])*" | (?<![0-9A-Za-z_])(?:u8|[uUL])?'(?:\\.|[^'\\\n])+'
         | \b\d(?:'?[0-9A-Za-z_.])* )

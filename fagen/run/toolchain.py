@@ -58,7 +58,7 @@ class Nvcc:
     @cached_property
     def archs(self) -> tuple[int, ...]:
         """Return the architectures it compiles for, in order, such as (75, 80, 86, 90)."""
-        listed = _ask(self.path, "--list-gpu-arch")
+        listed = _answer(self.path, "--list-gpu-arch")
         return tuple(sorted({int(number) for number in re.findall(r"\bcompute_(\d+)\b", listed)}))
 
     def __str__(self) -> str:
@@ -79,24 +79,24 @@ class Cxx:
         return "clang" in self.version_text
 
 
-_version_texts: dict[tuple[str, int, int, int, int], str] = {}
+_answers: dict[tuple[str | int, ...], str] = {}
 
 
-def _ask(path: Path, *arguments: str) -> str:
+def _ask(path: Path, question: str) -> str:
     """Run a compiler for what it says of itself; a program that does not run is a ToolchainError."""
     try:
         done = subprocess.run(
-            [str(path), *arguments], check=False, capture_output=True, text=True, errors="replace", timeout=60
+            [str(path), question], check=False, capture_output=True, text=True, errors="replace", timeout=60
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(
             f"{path} does not run",
-            values={"asked for": " ".join(arguments), "reason": error},
+            values={"asked for": question, "reason": error},
             works="point FAGEN_NVCC or FAGEN_CXX at a compiler that works",
         ) from error
     if done.returncode != 0:
         raise ToolchainError(
-            f"{path} {' '.join(arguments)} failed",
+            f"{path} {question} failed",
             values={"exit code": done.returncode},
             works="point FAGEN_NVCC or FAGEN_CXX at a compiler that works",
             details=(done.stdout + done.stderr).strip(),
@@ -104,19 +104,23 @@ def _ask(path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def _version_text(path: Path) -> str:
-    """Return what a compiler says of its version, without the name it was called by and without paths.
+def _answer(path: Path, question: str) -> str:
+    """Return what a compiler says of itself, remembered by path and stat.
 
-    Remembered by path and stat. ctime is among them, so a file put in place with an old mtime is asked again.
+    ctime is among them, so a file put in place with an old mtime is asked again.
     """
     stat = path.stat()
-    key = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    if key not in _version_texts:
-        said = _ask(path, "--version")
-        lines = [line.strip() for line in said.splitlines() if not line.startswith("InstalledDir")]
-        lines = [line.removeprefix(path.name).strip() for line in lines]
-        _version_texts[key] = "\n".join(line for line in lines if line)
-    return _version_texts[key]
+    key = (question, str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    if key not in _answers:
+        _answers[key] = _ask(path, question)
+    return _answers[key]
+
+
+def _version_text(path: Path) -> str:
+    """Return what a compiler says of its version, without the name it was called by and without paths."""
+    lines = (line.strip() for line in _answer(path, "--version").splitlines() if "InstalledDir" not in line)
+    lines = (line.removeprefix(path.name).strip() for line in lines)
+    return "\n".join(line for line in lines if line)
 
 
 def _is_program(path: Path) -> bool:

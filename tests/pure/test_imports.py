@@ -35,11 +35,11 @@ CONFINED = {"pycuda": {"run/launch.py"}}
 
 def part_of(name: str) -> str:
     """Return the part a dotted name such as ``fagen.ir.graph`` belongs to."""
-    return (name.split(".") + ["__init__"])[1]
+    return [*name.split("."), "__init__"][1]
 
 
 def imported(text: str, package: list[str]) -> set[str]:
-    """Return the dotted names a module of a package imports, in functions too; relative ones made absolute."""
+    """Return the dotted names a module imports, in functions too, the relative ones made absolute."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -92,7 +92,7 @@ def test_the_walk_sees_nested_and_relative_imports():
 
 
 def test_import_fagen_loads_no_torch_sympy_or_driver():
-    heavy = "torch sympy numpy pycuda jinja2 cuda matplotlib".split()
+    heavy = ["torch", "sympy", "numpy", "pycuda", "jinja2", "cuda", "matplotlib"]
     code = f"import sys, fagen; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

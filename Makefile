@@ -1,0 +1,37 @@
+# make demo   install into .venv, then explain, compile and run a causal kernel and compare it with its meaning
+# make test   all tests this machine can run; FAGEN_REQUIRE=gpu,nvcc,cxx makes what is missing a failure
+# make lint   style and types;   make format   put the style right
+#
+# TORCH=torch==X chooses a torch, PYTHON=python3.12 an interpreter (3.10 to 3.13).
+
+PYTHON ?= python3
+TORCH ?= torch
+PY := .venv/bin/python
+HEADERS = $(shell git ls-files '*/templates/device/*' '*/templates/emulator/*' | grep -E '\.(h|cuh|cpp)$$')
+
+.PHONY: demo test lint format
+.DEFAULT_GOAL := test
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet '$(TORCH)'
+	$(PY) -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: .venv/installed
+	$(PY) -m fagen explain --head-dim 64 --mask causal --q-len 128
+	$(PY) -m fagen run --head-dim 64 --mask causal --q-len 128
+
+test: .venv/installed
+	$(PY) -m pytest -n auto
+
+lint: .venv/installed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	.venv/bin/clang-format --dry-run -Werror $(HEADERS)
+	$(PY) -m mypy
+
+format: .venv/installed
+	$(PY) -m ruff check --fix --exit-zero .
+	$(PY) -m ruff format .
+	.venv/bin/clang-format -i $(HEADERS)
