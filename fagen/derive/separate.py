@@ -100,7 +100,11 @@ class Separator:
             fb = Separated(fa.deferred, ZERO, fa.exponents)
         if a is ZERO:
             fa = Separated(fb.deferred, ZERO, fb.exponents)
-        if fa.deferred is not fb.deferred or fa.exponents != fb.exponents or not (fa.complete and fb.complete):
+        if (
+            fa.deferred is not fb.deferred
+            or fa.exponents != fb.exponents
+            or not (fa.complete and fb.complete)
+        ):
             return None
         if ordered and not nonnegative(fa.deferred):
             return None
@@ -231,7 +235,9 @@ def live(x: Node, identity: Const) -> tuple[tuple[Node, ...], Node]:
     for node in ir.walk([x]):
         if isinstance(node, Map) and node.op == "where":
             for condition in (node.args[0], ir.negation(node.args[0])):
-                parts = condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)
+                parts = (
+                    condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)
+                )
                 candidates.update(dict.fromkeys(parts))
     guard = tuple(c for c in candidates if limits(_assume(x, c, False)) is identity)
     for condition in guard:
@@ -253,7 +259,9 @@ def limits(x: Node) -> Node:
 
 
 def _limit(node: Node, args: tuple[Node, ...]) -> Node:
-    infinities = [arg for arg in args if isinstance(arg, Const) and arg.kind == "float" and math.isinf(arg.value)]
+    infinities = [
+        arg for arg in args if isinstance(arg, Const) and arg.kind == "float" and math.isinf(arg.value)
+    ]
     op = node.op if isinstance(node, Map) else ""
     if op == "add" and infinities:
         return infinities[0] if len(set(infinities)) == 1 else node

@@ -70,8 +70,8 @@ def _nearest(roots: Iterable[Node], through: Axis | None = None) -> list[Reducti
     return list(found)
 
 
-def _reduces(x: Node) -> bool:
-    return bool(_nearest([x]))
+def _reductions(x: Node) -> list[Reduction]:
+    return [node for node in ir.walk([x]) if isinstance(node, Reduction)]
 
 
 @dataclass
@@ -125,13 +125,18 @@ class _Deriver:
         overs = {node.over for node in nodes if isinstance(node, Reduction)}
         for node in nodes:
             if self.fusion == "none":
-                tile = isinstance(node, Map) and node.kind == "float" and bool(overs & set(node.axes)) and _reduces(node)
+                tile = (
+                    isinstance(node, Map)
+                    and node.kind == "float"
+                    and bool(overs & set(node.axes))
+                    and bool(_reductions(node))
+                )
                 if (tile or isinstance(node, Reduction)) and node not in outputs:
                     self._store(node)
             elif isinstance(node, Reduction):
                 for operand in node.args:
                     tops = _nearest([self._current(operand)])
-                    if tops and not any(_reduces(arg) for top in tops for arg in top.args):
+                    if tops and not any(_reductions(arg) for top in tops for arg in top.args):
                         if not any(isinstance(top, Reduce) for top in tops):
                             self._store(self._current(operand))
                 if isinstance(node, Reduce):
@@ -164,26 +169,29 @@ class _Deriver:
 
     def _unfit(self, roots: list[Node], axis: Axis) -> tuple[Node, str] | None:
         """A value below ``roots`` that a walk along ``axis`` can't compute, and why; None if it can compute all."""
-        bound = {a for root in roots for a in root.axes}
-        for inner in _nearest(roots, through=axis):
-            if inner.over in bound:
-                return inner, f"the sum over {inner.over} lies inside a result with an axis {inner.over}"
-            leaf = not any(_reduces(arg) for arg in inner.args)
-            if leaf and isinstance(inner, Contract) and axis in inner.axes and _sides(inner, axis):
+        results = {a for root in roots for a in root.axes}
+        inners = _nearest(roots, through=axis)
+        fits = [inner for inner in inners if inner.over not in results and _is_product(inner, axis)]
+        for inner in inners:
+            if inner in fits:
                 continue
-            if leaf:
-                return inner, f"it is no product of a row and a column of the walk along {axis}"
             for top in _nearest(roots):
                 for operand in top.args:
-                    if ir.depends(operand, [inner]) and not any(r.over == axis for r in _nearest_all(operand)):
+                    below = _reductions(operand)
+                    if inner in below and not any(r in fits or r.over == axis for r in below):
                         return operand, f"the sum over {top.over} needs all of it"
-            operand = next(arg for arg in inner.args if _reduces(arg))
-            return operand, f"the sum over {inner.over} needs it for every {inner.over}, and it needs a whole row along {axis}"
+            reducing = [arg for arg in inner.args if _reductions(arg)]
+            if reducing:
+                return reducing[0], f"the sum over {inner.over} needs whole rows along {axis} of it"
+            if inner.over in results:
+                return inner, f"the sum over {inner.over} lies inside a result with an axis {inner.over}"
+            return inner, f"it is no product of a row and a column of the walk along {axis}"
         return None
 
 
-def _nearest_all(x: Node) -> list[Reduction]:
-    return [node for node in ir.walk([x]) if isinstance(node, Reduction)]
+def _is_product(x: Reduction, axis: Axis) -> bool:
+    """Whether a tile of ``x`` along ``axis`` is a product of a row and a column, computed from inputs."""
+    return isinstance(x, Contract) and not any(map(_reductions, x.args)) and _sides(x, axis) is not None
 
 
 def _sides(product: Contract, axis: Axis) -> tuple[Node, Node] | None:
@@ -272,7 +280,9 @@ class _StageBuilder:
         identity = MINUS_INF if isinstance(node, Reduce) and node.op == "max" else ZERO
         conditions, kept = live(self._tile(found.kept), identity)
         features = [a for a in operand.axes if a != self.axis and a not in value.axes][-1:] if operand else ()
-        symbol = Symbol(self._fresh("m" if identity is MINUS_INF else "acc" if operand else "l"), node.axes, "float")
+        symbol = Symbol(
+            self._fresh("m" if identity is MINUS_INF else "acc" if operand else "l"), node.axes, "float"
+        )
         state = State(
             symbol=symbol,
             op="max" if identity is MINUS_INF else "sum",
@@ -286,7 +296,9 @@ class _StageBuilder:
         text = f"{state.op}_{self.axis} {show(kept)}" + (f" * {show(operand)}" if operand else "")
         result = ir.add(summand, ir.mul(found.deferred, symbol))
         if waiting and result is not symbol:
-            self.parent.note("defer", f"{self._named(node)} = {self._named(result)} with {symbol.name} = {text}")
+            self.parent.note(
+                "defer", f"{self._named(node)} = {self._named(result)} with {symbol.name} = {text}"
+            )
         if state.rescale is not None:
             self.parent.note(
                 "rescale",
@@ -321,7 +333,12 @@ class _StageBuilder:
             maxima = {s.symbol for _, s, _ in self.states if s.op == "max"}
             old = ir.substitute(new, {s: _old(s) for s in states})
             # exp(-m) shrinks as the maximum grows: with m_old = -inf itself in its place, the ratio is 0
-            falls = isinstance(new, Map) and new.op == "neg" and isinstance(new.args[0], Map) and new.args[0].op == "finite"
+            falls = (
+                isinstance(new, Map)
+                and new.op == "neg"
+                and isinstance(new.args[0], Map)
+                and new.args[0].op == "finite"
+            )
             if falls:
                 assert isinstance(old, Map) and isinstance(old.args[0], Map)
                 change = ir.sub(new, ir.neg(old.args[0].args[0]))
@@ -402,13 +419,13 @@ def _positional(condition: Node) -> bool:
 def _weights(node: Contract) -> tuple[Node, Node | None]:
     """The operands of a sum along the walk as (weights, rows that are weighted)."""
     x, y = node.x, node.y
-    if _reduces(y) and _reduces(x):
+    if _reductions(y) and _reductions(x):
         return ir.mul(x, y), None
-    if _reduces(y):
+    if _reductions(y):
         return y, x
-    if not _reduces(x) and len(set(y.axes) - set(x.axes)) > 1:
+    if not _reductions(x) and len(set(y.axes) - set(x.axes)) > 1:
         return y, x
-    if not _reduces(x) and (len(x.axes), x.order) < (len(y.axes), y.order):
+    if not _reductions(x) and (len(x.axes), x.order) < (len(y.axes), y.order):
         return y, x
     return x, y
 

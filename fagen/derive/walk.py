@@ -21,7 +21,14 @@ from typing import Literal, TypeAlias
 from fagen.ir.graph import Axis, Node, Output, Symbol
 
 Rule: TypeAlias = Literal[
-    "defer", "rescale", "several walks", "free reference", "saved", "exchange", "nothing to stream", "materialise"
+    "defer",
+    "rescale",
+    "several walks",
+    "free reference",
+    "saved",
+    "exchange",
+    "nothing to stream",
+    "materialise",
 ]
 
 
