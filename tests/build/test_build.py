@@ -107,8 +107,8 @@ def test_key_ignores_paths_names_and_headers_not_included(fake, headers, tmp_pat
     assert (second.key, second.fresh, fake.runs()) == (first.key, False, 1)
 
 
-def test_another_version_at_the_same_path_size_and_mtime_builds_again(fake, headers):
-    """B50 (b): a toolkit replaced in place."""
+def test_b50b_another_version_at_the_same_path_size_and_mtime_builds_again(fake, headers):
+    """A toolkit replaced in place."""
     path = fake("12.4")
     before = path.stat()
     assert build(KERNEL, name="half_of", arch="sm_80", include_dir=headers).image.startswith(b"image 12.4")
@@ -118,8 +118,8 @@ def test_another_version_at_the_same_path_size_and_mtime_builds_again(fake, head
     assert again.image.startswith(b"image 12.8")
 
 
-def test_a_header_changed_at_the_same_size_and_mtime_builds_again(fake, headers):
-    """B50 (a): one byte of a template, with its time kept."""
+def test_b50a_a_header_changed_at_the_same_size_and_mtime_builds_again(fake, headers):
+    """One byte of a template, with its time kept."""
     header = headers / "scale.cuh"
     before = header.stat()
     first = build(KERNEL, name="half_of", arch="sm_80", include_dir=headers)
@@ -131,8 +131,8 @@ def test_a_header_changed_at_the_same_size_and_mtime_builds_again(fake, headers)
     assert again.key != first.key
 
 
-def test_a_truncated_cubin_is_built_again_with_one_warning(fake, headers, cold_cache):
-    """B50 (c): an entry cut to 10 bytes does not fail for ever."""
+def test_b50c_a_truncated_cubin_is_built_again_with_one_warning(fake, headers, cold_cache):
+    """An entry cut to 10 bytes does not fail for ever."""
     first = build(KERNEL, name="half_of", arch="sm_80", include_dir=headers)
     os.truncate(entry_dir(cold_cache) / "kernel.image", 10)
     with pytest.warns(RuntimeWarning, match="is damaged") as warned:
@@ -141,8 +141,7 @@ def test_a_truncated_cubin_is_built_again_with_one_warning(fake, headers, cold_c
     assert (again.fresh, again.image, fake.runs()) == (True, first.image, 2)
 
 
-def test_another_architecture_is_another_build(fake, headers):
-    """B50 (d)."""
+def test_b50d_another_architecture_is_another_build(fake, headers):
     for arch in ("sm_80", "sm_90", (8, 0)):
         build(KERNEL, name="half_of", arch=arch, include_dir=headers)
     assert fake.runs() == 2
@@ -280,8 +279,8 @@ def test_rejected_text_names_kernel_compiler_and_first_error(cold_cache):
 
 @pytest.mark.nvcc
 @pytest.mark.cxx
-def test_every_folder_may_have_an_odd_name(tmp_path, headers, monkeypatch):
-    """B53: cache, temporary folder, headers, CUDA home and host compiler, all at once."""
+def test_b53_every_folder_may_have_an_odd_name(tmp_path, headers, monkeypatch):
+    """Cache, temporary folder, headers, CUDA home and host compiler, all at once."""
     odd = tmp_path / ODD
     real = find_nvcc().path
     listing = subprocess.run(
@@ -304,7 +303,7 @@ def test_every_folder_may_have_an_odd_name(tmp_path, headers, monkeypatch):
     assert not list((odd / "tmp").iterdir())
 
 
-def test_paths_travel_as_single_arguments(tmp_path, headers, monkeypatch, fake):
+def test_b53_paths_travel_as_single_arguments(tmp_path, headers, monkeypatch, fake):
     commands = []
     run = subprocess.run
 
@@ -324,8 +323,8 @@ def test_paths_travel_as_single_arguments(tmp_path, headers, monkeypatch, fake):
 # ---- no compiler -------------------------------------------------------------------------------------
 
 
-def test_what_was_built_needs_no_compiler_and_what_was_not_says_so(fake, headers, monkeypatch):
-    """B55: (a) cached, (b) not cached, and the way back in the same process."""
+def test_b55_what_was_built_needs_no_compiler_and_what_was_not_says_so(fake, headers, monkeypatch):
+    """Cached, not cached, and the way back in the same process."""
     path = os.environ["FAGEN_NVCC"]
     built = build(KERNEL, name="half_of", arch=(9, 0), include_dir=headers)
     monkeypatch.setattr(toolchain, "_wheel_nvccs", lambda: iter(()))
@@ -360,8 +359,7 @@ def test_nvcc_without_any_host_compiler_says_what_it_needs(fake, headers, monkey
 
 
 @pytest.mark.parametrize("release", ["11.8", "12.4"])
-def test_an_arch_the_compiler_does_not_know_is_never_asked_for(fake, headers, release):
-    """B56."""
+def test_b56_an_arch_the_compiler_does_not_know_is_never_asked_for(fake, headers, release):
     fake(release)
     assert build(KERNEL, name="half_of", arch=(12, 0), include_dir=headers).target.name == "compute_90"
     with pytest.raises(ToolchainError, match=rf"nvcc {release} .*sm_61.*older CUDA toolkit"):
@@ -372,8 +370,8 @@ def test_an_arch_the_compiler_does_not_know_is_never_asked_for(fake, headers, re
 # ---- many callers ------------------------------------------------------------------------------------
 
 
-def test_sixteen_threads_with_eight_kernels_compile_each_once(fake, headers):
-    """B60, the compiler's part."""
+def test_b60_sixteen_threads_with_eight_kernels_compile_each_once(fake, headers):
+    """The compiler's part of it."""
     texts = [KERNEL.replace("half_of", f"k{number}") for number in range(8)]
     start = threading.Barrier(16)
 
