@@ -1,10 +1,9 @@
-"""Emitted kernels on a CPU: the same text, compiled by a C++ compiler against the headers of ``emulator/``."""
+"""Emitted kernels on a CPU: the same text, compiled as C++ against the headers of ``emulator/``."""
 
 import ctypes
-import hashlib
 import os
 import re
-import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -12,31 +11,61 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fagen.errors import BuildError, EmulatorFinding, LaunchError
 from fagen.paths import templates_dir
+from fagen.run.cache import cache_key, cached
+from fagen.run.debug import SOURCE, debug, dump, overridden
+from fagen.run.source import included, without_comments
 from fagen.run.toolchain import Cxx, find_cxx
 
 Schedule = Literal["forward", "backward", "random"]
-Checker = Literal["none", "address"]
+Checker = Literal["none", "address", "race"]
 
-_SCHEDULES: dict[str, int] = {"forward": 0, "backward": 1, "random": 2}
-_FLAGS = ("-std=c++17", "-fPIC", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread")
-_KERNEL_FLAGS = ("-O1", "-w", "-shared")
-_RUNTIME_FLAGS = ("-O2", "-shared")
+SCHEDULES: tuple[Schedule, ...] = ("forward", "backward", "random")
+
+_FLAGS = ("-std=c++17", "-O2", "-g", "-fPIC", "-pthread")
+# Products are rounded before they are added, on every machine; memory is shared between types, as on a GPU.
+_KERNEL_FLAGS = ("-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
+_SANITIZERS = {"none": "", "address": "address", "race": "thread"}
 _KERNEL_NAME = re.compile(
-    r"\b__global__\s+void\s+(?:__launch_bounds__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*)?(\w+)\s*\("
+    r"\b__global__\s+void\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\("
+)
+# Kind, size, address, by whom, and the stack up to an empty line.
+_ACCESS = re.compile(
+    r"^ *(?:Previous )?(?:atomic )?(read|write) of size (\d+) at 0x(\w+)(?: by ([^\n]*):$)?(.*?)(?=\n *\n|\Z)",
+    re.IGNORECASE | re.MULTILINE | re.DOTALL,
 )
 _REPORT_BYTES = 1 << 16
+_FOUND = 66  # what a sanitizer exits with
+_LINE = 256  # memory keeps its place within so many bytes when it is copied
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One piece of memory a kernel is given: for a checker, which copies each to an allocation of its size.
+
+    name          as messages should call it
+    param_offset  where in the parameters its address stands, in bytes
+    address       its first byte, as the CPU sees it
+    size_bytes    up to and including the last byte the kernel may touch
+    written       whether the kernel writes it, so that it is copied back
+    """
+
+    name: str
+    param_offset: int
+    address: int
+    size_bytes: int
+    written: bool = False
 
 
 class _Launch(ctypes.Structure):
-    """The request of one launch; the fields are those of ``FagenLaunch`` in emulator/runtime.cpp."""
+    """The request of one launch; the fields are those of ``FagenLaunch`` in emulator/launch.h."""
 
     _fields_ = (
         ("enter", ctypes.c_void_p),
-        ("params", ctypes.c_char_p),
+        ("params", ctypes.c_void_p),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("shared_bytes", ctypes.c_uint),
@@ -44,74 +73,347 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_ulonglong),
         ("multiprocessors", ctypes.c_uint),
         ("workers", ctypes.c_uint),
-        ("report", ctypes.c_char_p),
+        ("report", ctypes.c_void_p),
         ("report_bytes", ctypes.c_uint),
     )
 
 
-def _headers_dir() -> Path:
-    return templates_dir() / "emulator"
+@dataclass(frozen=True)
+class EmulatedKernels:
+    """All kernels of one emitted text, compiled for the CPU of this machine.
 
+    name     what the text is called in messages
+    text     what was compiled
+    names    its ``__global__`` functions, in order
+    checker  what watches their memory accesses
+    """
 
-@lru_cache(maxsize=1)
-def _headers_digest() -> str:
-    """Hash every header a kernel may include: those of the emulator and the portable ones of the device."""
-    digest = hashlib.sha256()
-    for folder in (_headers_dir(), templates_dir() / "device"):
-        for path in sorted(folder.iterdir()):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    name: str
+    text: str
+    names: tuple[str, ...]
+    checker: Checker
+    _runtime: Path
+    _library: Path
 
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        params: bytes,
+        *,
+        memories: Sequence[Memory] = (),
+        schedule: Schedule = "forward",
+        seed: int = 0,
+        multiprocessors: int = 0,
+        workers: int = 1,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Run one kernel to its end, its threads taking turns as the schedule says.
 
-def _entry(cache_dir: Path, *parts: str) -> Path:
-    return cache_dir / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        params           the bytes of the kernel's parameter struct; pointers in it are CPU addresses
+        shared_bytes     the block's dynamic shared memory; fresh (all bits set, so NaN) for each block
+        memories         all the memory behind those pointers; only a checker needs them
+        schedule         who goes on where several can: the lowest warp, the highest, or the dice of the seed
+        multiprocessors  how many hold the live blocks; 0 lets the seed choose one to three
+        workers          OS threads among which blocks are dealt; above 1 only where blocks do not communicate
+        timeout_s        when a launch with a checker, which is a process of its own, is given up
 
-
-def _compile(compiler: Cxx, arguments: Sequence[str], what: str) -> None:
-    try:
-        done = subprocess.run(
-            [str(compiler.path), *arguments], check=False, capture_output=True, text=True, errors="replace"
+        Raises EmulatorFinding with the thread and the line if the kernel breaks a rule of the machine, and
+        LaunchError if the request itself is wrong. A grid with a zero side runs nothing.
+        """
+        if name not in self.names:
+            raise LaunchError(f"{self.name} has no kernel {name}", works=f"it has {', '.join(self.names)}")
+        if not 1 <= block[0] * block[1] * block[2] <= 1024:
+            raise LaunchError(f"{name} launched with blocks of {block} threads", works="1 to 1,024 are")
+        if workers < 1 or multiprocessors < 0:
+            raise LaunchError(
+                f"{name} launched on too little",
+                values={"workers": workers, "multiprocessors": multiprocessors},
+            )
+        request = _Launch(
+            grid=grid,
+            block=block,
+            shared_bytes=shared_bytes,
+            schedule=SCHEDULES.index(schedule),
+            seed=seed,
+            multiprocessors=multiprocessors,
+            workers=workers,
         )
-    except OSError as error:
-        raise BuildError(f"{compiler.path} does not run", values={"reason": error}) from error
-    if done.returncode != 0:
-        raise BuildError(
-            f"{compiler.path.name} could not compile {what}",
-            values={"exit code": done.returncode},
-            details=done.stderr.strip(),
-        )
+        if self.checker == "none":
+            report = self._run(name, request, params)
+        else:
+            report = self._run_checked(name, request, params, memories, timeout_s)
+        if report:
+            raise self._finding(name, report, schedule, seed)
 
+    def _run(self, name: str, request: _Launch, params: bytes) -> str:
+        """Run a launch in this process and return what the scheduler found."""
+        _load(self._runtime)
+        library = _load(self._library)  # it finds the scheduler among what is loaded, by its name
+        expected = getattr(library, f"fagen_params_bytes_of_{name}")()
+        if len(params) != expected:
+            raise LaunchError(f"the parameters of {name} are {expected} bytes", values={"given": len(params)})
+        report = ctypes.create_string_buffer(_REPORT_BYTES)
+        room = ctypes.create_string_buffer(len(params) + 128)
+        aligned = -ctypes.addressof(room) % 128 + ctypes.addressof(room)
+        ctypes.memmove(aligned, params, len(params))
+        request.enter = ctypes.cast(getattr(library, f"fagen_enter_{name}"), ctypes.c_void_p)
+        request.params = aligned
+        request.report = ctypes.addressof(report)
+        request.report_bytes = _REPORT_BYTES
+        failed = library.fagen_launch(ctypes.byref(request))
+        return report.value.decode(errors="replace") if failed else ""
 
-def _publish(draft: Path, entry: Path) -> None:
-    """Rename a finished folder into its place; where another process was faster, its folder stays."""
-    try:
-        os.replace(draft, entry)
-    except OSError:
-        if not entry.is_dir():
-            raise
-
-
-def _build_runtime(compiler: Cxx, cache_dir: Path) -> Path:
-    """Compile the scheduler, once for all kernels, and return the path of its shared object."""
-    source = _headers_dir() / "runtime.cpp"
-    entry = _entry(cache_dir, "runtime", _headers_digest(), compiler.version_text, *_FLAGS, *_RUNTIME_FLAGS)
-    name = f"libfagen_emulator-{entry.name}.so"
-    if not (entry / name).is_file():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_dir, prefix="draft-") as folder:
-            draft = Path(folder) / "entry"
-            draft.mkdir()
-            arguments = [
-                *_FLAGS,
-                *_RUNTIME_FLAGS,
-                str(source),
-                "-o",
-                str(draft / name),
-                f"-Wl,-soname,{name}",
+    def _run_checked(
+        self, name: str, request: _Launch, params: bytes, memories: Sequence[Memory], timeout_s: float
+    ) -> str:
+        """Run a launch in a process of its own and return what the scheduler or the sanitizer found."""
+        head = [
+            *request.grid,
+            *request.block,
+            request.shared_bytes,
+            request.schedule,
+            request.multiprocessors,
+        ]
+        parts = [struct.pack("<12IQ", *head, len(params), len(memories), 0, request.seed)]
+        parts += [
+            struct.pack("<Q4I", each.size_bytes, each.param_offset, each.address % _LINE, each.written, 0)
+            for each in memories
+        ]
+        parts += [params, *(ctypes.string_at(each.address, each.size_bytes) for each in memories)]
+        with tempfile.TemporaryDirectory(prefix="fagen-") as scratch:
+            request_path, result_path, report_path = (
+                Path(scratch) / part for part in ("in", "out", "report")
+            )
+            request_path.write_bytes(b"".join(parts))
+            command: list[str | Path] = [
+                self._runtime,
+                self._library,
+                name,
+                request_path,
+                result_path,
+                report_path,
             ]
-            _compile(compiler, arguments, "the emulator's scheduler")
-            _publish(draft, entry)
-    return entry / name
+            try:
+                done = subprocess.run(
+                    command,
+                    check=False,
+                    env=_sanitizer_environment(),
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=timeout_s,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise LaunchError(f"{name} has not ended after {timeout_s:g} s") from error
+            report = report_path.read_text(errors="replace") if report_path.exists() else ""
+            places, found = _split_report(report, memories)
+            if done.returncode == _FOUND or done.returncode < 0:
+                return _sanitizer_report(done.stderr, places)
+            if done.returncode not in (0, 1):
+                raise LaunchError(
+                    f"{name} could not be run",
+                    values={"exit code": done.returncode},
+                    details=done.stderr.strip(),
+                )
+            if not found:
+                result, position = result_path.read_bytes(), 0
+                for each in memories:
+                    if each.written:
+                        ctypes.memmove(
+                            each.address, result[position : position + each.size_bytes], each.size_bytes
+                        )
+                        position += each.size_bytes
+            return found
+
+    def _finding(self, name: str, report: str, schedule: str, seed: int) -> EmulatorFinding:
+        """Make the error of a report, with the lines of the text it speaks of."""
+        lines = self.text.splitlines()
+        first, _, rest = report.partition("\n")
+        numbers = sorted({int(number) for number in re.findall(r"\bline (\d+)", report)})
+        quoted = [f"{number:5d} | {lines[number - 1]}" for number in numbers if 1 <= number <= len(lines)]
+        return EmulatorFinding(
+            first,
+            call=name,
+            values={"schedule": schedule, "seed": seed},
+            details="\n".join([*([rest] if rest else []), *quoted]),
+        )
+
+
+def _sanitizer_environment() -> dict[str, str]:
+    common = f"exitcode={_FOUND}:symbolize=1"
+    return {
+        **os.environ,
+        "ASAN_OPTIONS": f"{common}:detect_leaks=0:detect_stack_use_after_return=0",
+        "TSAN_OPTIONS": f"{common}:halt_on_error=1:report_thread_leaks=0",
+    }
+
+
+def _split_report(report: str, memories: Sequence[Memory]) -> tuple[list[tuple[int, Memory]], str]:
+    """Part a runner's report into where it put each memory and what the scheduler found."""
+    lines = report.split("\n", len(memories))
+    places = [(int(line.split()[0], 16), each) for line, each in zip(lines, memories, strict=False)]
+    return places, lines[-1]
+
+
+def _sanitizer_report(log: str, places: Sequence[tuple[int, Memory]]) -> str:
+    """Say in a line what a sanitizer reports at length, which follows."""
+    accesses = _ACCESS.findall(log)
+    rest = re.split(r"^Shadow bytes|^ *Location is|^SUMMARY", log.strip(), maxsplit=1, flags=re.MULTILINE)[0]
+    if not accesses:
+        return f"the kernel crashed\n{rest}"
+    race = "data race" in log
+    told = []
+    for kind, size, address, by, stack in accesses[:2]:
+        line = re.search(r"kernel\.cu:(\d+)", stack)
+        who = re.search(r"'(thread .*)'", by)
+        place = _place(int(address, 16), places) or ("in shared memory" if race else f"at 0x{address}")
+        told.append(
+            f"{f'line {line[1]}' if line else 'an unknown line'}: {kind.lower()} of {size} bytes {place}"
+            + (f" by {who[1]}" if who else "")
+        )
+    if race:
+        return f"data race: {' and '.join(told)}, and nothing orders them\n{rest}"
+    thread = re.search(r"^fagen: (.*)$", log, re.MULTILINE)
+    return f"{told[0]}{f' by {thread[1]}' if thread else ''}\n{rest}"
+
+
+def _place(address: int, places: Sequence[tuple[int, Memory]]) -> str:
+    """Say where an address lies in or near the memory of a kernel, or nothing."""
+    for begin, each in places:
+        end = begin + each.size_bytes
+        if begin <= address < end:
+            return f"in {each.name}"
+        if end <= address < end + _LINE:
+            return f"{address - end} bytes past the end of {each.name}, which has {each.size_bytes},"
+        if begin - _LINE <= address < begin:
+            return f"{begin - address} bytes before the start of {each.name}"
+    return ""
+
+
+def compile_text(text: str, *, name: str = "kernel", checker: Checker = "none") -> EmulatedKernels:
+    """Compile an emitted text for the CPU, or take it from the cache.
+
+    name     the text's name, for FAGEN_OVERRIDE, FAGEN_DUMP and messages
+    checker  "address" finds accesses out of bounds, "race" pairs of accesses nothing orders
+
+    Raises ToolchainError without a compiler, BuildError with its log if it refuses the text.
+    """
+    text = overridden(name, text)
+    dump(name, ".cu", text)
+    debug(SOURCE, f"{name}.cu\n{text}")
+    compiler = find_cxx()
+    names = tuple(_KERNEL_NAME.findall(without_comments(text)))
+    if not names:
+        raise BuildError(f"{name} has no __global__ function")
+    runtime = _runtime(compiler, checker)
+    sanitizer = [f"-fsanitize={_SANITIZERS[checker]}"] if _SANITIZERS[checker] else []
+    flags = [*_FLAGS, *_KERNEL_FLAGS, *sanitizer]
+    parts = {
+        "kind": "emulated kernels",
+        "text": text,  # with its comments: findings count its lines
+        "headers": included('#include "core.h"\n' + text, _headers()),
+        "flags": flags,
+        "compiler": compiler.version_text,
+        "runtime": runtime.parent.name,
+    }
+
+    def produce(folder: Path) -> dict[str, Any]:
+        (folder / "kernel.cu").write_text(text, encoding="utf-8")
+        (folder / "entry.cpp").write_text(_entry_points(names), encoding="utf-8")
+        linked = [str(runtime)] if checker == "none" else []
+        arguments = [*flags, f"-I{_headers()}", "entry.cpp", "-o", "kernel.so", *linked]
+        _compile(compiler, folder, arguments, name)
+        return {}
+
+    library = cached(parts, produce).folder / "kernel.so"
+    return EmulatedKernels(name, text, names, checker, runtime, library)
+
+
+def _headers() -> Path:
+    return (templates_dir() / "emulator").absolute()
+
+
+def _entry_points(names: Sequence[str]) -> str:
+    """Write the file around an emitted text: for each kernel, a call by the address of its parameters."""
+    lines = ['#include "core.h"', '#include "kernel.cu"', 'extern "C" {']
+    for name in names:
+        lines.append(f"void fagen_enter_{name}(const void* params) {{ fagen_enter({name}, params); }}")
+        lines.append(f"unsigned fagen_params_bytes_of_{name}() {{ return fagen_params_bytes({name}); }}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _compile(compiler: Cxx, folder: Path, arguments: Sequence[str], what: str) -> None:
+    done = subprocess.run(
+        [str(compiler.path), *arguments],
+        check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode != 0:
+        log = done.stderr.strip()
+        error = next((line.strip() for line in log.splitlines() if "error" in line), "it gave no reason")
+        raise BuildError(
+            f"{compiler.path.name} rejects {what} for the emulator: {error}",
+            works="FAGEN_DUMP=dir keeps the text it was given",
+            details=log,
+        )
+
+
+def _runtime(compiler: Cxx, checker: Checker) -> Path:
+    """Compile the scheduler once for all kernels: a shared object or, for a checker, a program.
+
+    It is no part of what the sanitizer instruments: it tells the sanitizer itself what the fibers do.
+    """
+    return _built_runtime(compiler, checker, os.environ.get("FAGEN_CACHE_DIR", ""))
+
+
+@lru_cache(maxsize=16)
+def _built_runtime(compiler: Cxx, checker: Checker, cache_dir: str) -> Path:
+    sources = ["runtime.cpp"] if checker == "none" else ["runtime.cpp", "runner.cpp"]
+    content = {each: (_headers() / each).read_text(encoding="utf-8") for each in sources}
+    flags = [*_FLAGS, *([f"-DFAGEN_{_SANITIZERS[checker].upper()}_SANITIZER"] if checker != "none" else [])]
+    parts = {
+        "kind": "emulator",
+        "sources": {each: without_comments(text) for each, text in content.items()},
+        "headers": included("".join(content.values()), _headers()),
+        "flags": flags,
+        "compiler": compiler.version_text,
+    }
+
+    def produce(folder: Path) -> dict[str, Any]:
+        paths = [str(_headers() / each) for each in sources]
+        if checker == "none":
+            # A kernel names the scheduler it was linked with by this, wherever a cache may lie.
+            soname = f"libfagen-emulator-{cache_key(parts)[:16]}.so"
+            _compile(
+                compiler,
+                folder,
+                [*flags, "-shared", *paths, "-o", "runtime", f"-Wl,-soname,{soname}"],
+                "itself",
+            )
+            return {}
+        objects = []
+        for path in paths:
+            objects.append(Path(path).stem + ".o")
+            _compile(compiler, folder, [*flags, "-c", path, "-o", objects[-1]], "itself")
+        link = [
+            f"-fsanitize={_SANITIZERS[checker]}",
+            "-pthread",
+            "-rdynamic",
+            *objects,
+            "-o",
+            "runtime",
+            "-ldl",
+        ]
+        _compile(compiler, folder, link, "itself")
+        return {}
+
+    return cached(parts, produce).folder / "runtime"
 
 
 _loaded: dict[Path, ctypes.CDLL] = {}
@@ -127,129 +429,3 @@ def _load(path: Path) -> ctypes.CDLL:
             except OSError as error:
                 raise LaunchError(f"{path} does not load", values={"reason": error}) from error
         return _loaded[path]
-
-
-@dataclass(frozen=True)
-class EmulatedKernels:
-    """All kernels of one emitted text, compiled for the CPU of this machine."""
-
-    text: str
-    names: tuple[str, ...]
-    _runtime: Path
-    _library: Path
-
-    def _loaded(self) -> ctypes.CDLL:
-        """Load the kernels. They find the scheduler among what is loaded already, by its name."""
-        _load(self._runtime)
-        return _load(self._library)
-
-    def params_bytes(self, name: str) -> int:
-        """Return the size of a kernel's parameter struct in bytes."""
-        function = getattr(self._loaded(), f"fagen_params_bytes_of_{name}")
-        function.restype = ctypes.c_uint
-        return int(function())
-
-    def launch(
-        self,
-        name: str,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        params: bytes,
-        *,
-        schedule: Schedule = "forward",
-        seed: int = 0,
-        multiprocessors: int = 0,
-        workers: int = 1,
-    ) -> None:
-        """Run one kernel to its end, its threads taking turns as the schedule says.
-
-        params           the bytes of the kernel's parameter struct; pointers in it are CPU addresses
-        shared_bytes     the block's dynamic shared memory; it is fresh (all bits set, so NaN) for each block
-        schedule         who goes on when several can: the lowest warp, the highest, or the dice of the seed
-        multiprocessors  how many hold the live blocks; 0 lets the seed choose one to three
-        workers          OS threads among which blocks are dealt; above 1 only where blocks do not communicate
-
-        Raises EmulatorFinding with the thread and the line if the kernel breaks a rule of the machine, and
-        LaunchError if the request itself is wrong. A block of a grid with a zero side runs nothing.
-        """
-        if name not in self.names:
-            raise LaunchError(f"no kernel {name} in this text", works=f"it has {', '.join(self.names)}")
-        expected = self.params_bytes(name)
-        threads = block[0] * block[1] * block[2]
-        if len(params) != expected:
-            raise LaunchError(f"the parameters of {name} are {expected} bytes", values={"given": len(params)})
-        if not 1 <= threads <= 1024:
-            raise LaunchError(f"{name} launched with {threads} threads a block", works="1 to 1024 are")
-        library = self._loaded()
-        report = ctypes.create_string_buffer(_REPORT_BYTES)
-        aligned = ctypes.create_string_buffer(params, len(params) + 128)
-        request = _Launch(
-            enter=ctypes.cast(getattr(library, f"fagen_enter_{name}"), ctypes.c_void_p),
-            params=ctypes.cast(aligned, ctypes.c_char_p),
-            grid=(ctypes.c_uint * 3)(*grid),
-            block=(ctypes.c_uint * 3)(*block),
-            shared_bytes=shared_bytes,
-            schedule=_SCHEDULES[schedule],
-            seed=seed,
-            multiprocessors=multiprocessors,
-            workers=workers,
-            report=ctypes.cast(report, ctypes.c_char_p),
-            report_bytes=_REPORT_BYTES,
-        )
-        if library.fagen_launch(ctypes.byref(request)) != 0:
-            raise self._finding(name, report.value.decode(errors="replace"), schedule, seed)
-
-    def _finding(self, name: str, report: str, schedule: str, seed: int) -> EmulatorFinding:
-        """Make the error of a report, each line number in it followed by the line itself."""
-        lines = self.text.splitlines()
-        first, _, rest = report.partition("\n")
-        numbers = sorted({int(number) for number in re.findall(r"\bline (\d+)", report)})
-        quoted = [f"{number:5d} | {lines[number - 1]}" for number in numbers if 1 <= number <= len(lines)]
-        return EmulatorFinding(
-            first,
-            call=name,
-            values={"schedule": schedule, "seed": seed},
-            details="\n".join([*([rest] if rest else []), *quoted]),
-        )
-
-
-def compile_text(text: str, cache_dir: Path, *, checker: Checker = "none") -> EmulatedKernels:
-    """Compile an emitted text for the CPU, or take it from the cache, where its content is the key.
-
-    Raises ToolchainError without a compiler, BuildError with its log if it refuses the text.
-    """
-    compiler = find_cxx()
-    names = tuple(_KERNEL_NAME.findall(text))
-    if not names:
-        raise BuildError("the text has no __global__ function")
-    runtime = _build_runtime(compiler, cache_dir)
-    entry = _entry(cache_dir, text, _headers_digest(), compiler.version_text, *_FLAGS, *_KERNEL_FLAGS)
-    library = entry / "kernel.so"
-    if not library.is_file():
-        with tempfile.TemporaryDirectory(dir=cache_dir, prefix="draft-") as folder:
-            draft = Path(folder) / "entry"
-            draft.mkdir()
-            (draft / "kernel.cu").write_text(text)
-            (draft / "entry.cpp").write_text(_entry_points(names))
-            arguments = [
-                *_FLAGS,
-                *_KERNEL_FLAGS,
-                f"-I{_headers_dir()}",
-                str(draft / "entry.cpp"),
-                "-o",
-                str(draft / "kernel.so"),
-                str(runtime),
-            ]
-            _compile(compiler, arguments, "the kernel for the emulator")
-            _publish(draft, entry)
-    return EmulatedKernels(text, names, runtime, library)
-
-
-def _entry_points(names: Sequence[str]) -> str:
-    """Write the file around an emitted text: for each kernel a call by the address of its parameters."""
-    lines = ['#include "core.h"', '#include "kernel.cu"', 'extern "C" {']
-    for name in names:
-        lines.append(f"void fagen_enter_{name}(const void* params) {{ fagen_enter({name}, params); }}")
-        lines.append(f"unsigned fagen_params_bytes_of_{name}() {{ return fagen_params_bytes({name}); }}")
-    return "\n".join([*lines, "}", ""])

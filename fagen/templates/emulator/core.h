@@ -39,8 +39,9 @@ void fagen_warp_meet(const char* what, unsigned mask, int line, void* argument,
 void fagen_poll(const char* what, int line);
 void fagen_polled();
 
-// Hands an operation to the hardware: run(data) happens at a moment the seed picks, at the latest when it is waited for.
-void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes);
+// Hands an operation to the hardware: run(data) happens at a moment the seed picks, at the latest when it is
+// waited for.
+void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes, int line);
 
 // Closes the group of this thread's operations issued so far; waits until at most `groups` groups are in flight.
 void fagen_commit_group();

@@ -19,92 +19,19 @@
 #include <thread>
 #include <vector>
 
+#include "context.h"
 #include "core.h"
+#include "launch.h"
+#include "shadow.h"
 
 #undef threadIdx
 #undef blockIdx
 #undef blockDim
 #undef gridDim
 
-#if !defined(__x86_64__) || defined(FAGEN_UCONTEXT)
-#include <ucontext.h>
-#endif
-
-#if defined(FAGEN_ADDRESS_SANITIZER)
-extern "C" void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
-extern "C" void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size);
-#endif
-
 __thread FagenThread* fagen_self = nullptr;
 
 namespace {
-
-// ---- Fibers: a stack and a place to go on from.
-
-#if defined(__x86_64__) && !defined(FAGEN_UCONTEXT)
-
-struct Context {
-  void* stack_pointer = nullptr;
-
-  void start(char* low, char* high, void (*function)()) {
-    (void)low;
-    auto** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(high) & ~uintptr_t(15));
-    *--top = nullptr;  // where a return address would be: the function never returns
-    *--top = reinterpret_cast<void*>(function);
-    top -= 6;  // rbp, rbx, r12 .. r15
-    memset(top, 0, 6 * sizeof(void*));
-    stack_pointer = top;
-  }
-};
-
-extern "C" void fagen_switch_stack(void** save, void* load);
-asm(R"(
-.text
-.type fagen_switch_stack, @function
-fagen_switch_stack:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-.size fagen_switch_stack, .-fagen_switch_stack
-)");
-
-inline void switch_context(Context& from, Context& to) {
-  fagen_switch_stack(&from.stack_pointer, to.stack_pointer);
-}
-
-#else
-
-struct Context {
-  ucontext_t state;
-
-  void start(char* low, char* high, void (*function)()) {
-    getcontext(&state);
-    state.uc_stack.ss_sp = low;
-    state.uc_stack.ss_size = static_cast<size_t>(high - low);
-    state.uc_link = nullptr;
-    makecontext(&state, function, 0);
-  }
-};
-
-inline void switch_context(Context& from, Context& to) {
-  swapcontext(&from.state, &to.state);
-}
-
-#endif
-
-// ---- What is known of a launch.
 
 enum class Schedule : int { forward = 0, backward = 1, random = 2 };
 enum class State : unsigned char { absent, ready, at_barrier, in_warp, polling, gone };
@@ -114,21 +41,28 @@ struct Block;
 struct Fiber : FagenThread {
   Context context;
   char* stack = nullptr;
+  unsigned number = 0;  // in its block
   Block* owner = nullptr;
   State state = State::absent;
   int line = 0;
   const char* what = "";
   unsigned meeting_mask = 0;
-  bool meeting_orders_memory = false;
   unsigned groups_committed = 0;
-#if defined(FAGEN_ADDRESS_SANITIZER)
-  void* fake_stack = nullptr;
-#endif
+  Shadow shadow;
+};
+
+// Where threads that meet hand over what they have seen of memory. Two of them, used in turn: who is fast may be at
+// the next meeting before who is slow has left this one.
+struct Moments {
+  unsigned long long moment[2] = {};
+  unsigned passed = 0;
+  void* now() { return &moment[passed % 2]; }
 };
 
 struct Warp {
   unsigned ready = 0, polling = 0, meeting = 0, gone = 0;  // by lane
   void* arguments[32];
+  Moments moments[32];  // by the lowest lane of the mask
 };
 
 struct Block {
@@ -138,6 +72,7 @@ struct Block {
   unsigned ready_warps = 0;  // by warp
   unsigned arrived = 0, gone = 0;
   int barrier_line = 0;
+  Moments moments;
   unsigned char* shared = nullptr;
 };
 
@@ -163,20 +98,9 @@ struct Random {
 constexpr size_t PAGE_BYTES = 4096;
 constexpr size_t STACK_BYTES = 256 * 1024;  // virtual; a fiber touches what it uses
 constexpr unsigned MULTIPROCESSOR_THREADS = 2048, MULTIPROCESSOR_SHARED_BYTES = 227 * 1024;
+constexpr unsigned RACE_THREADS = 1024;  // each costs the sanitizer milliseconds to set up
 
 }  // namespace
-
-extern "C" struct FagenLaunch {
-  void (*enter)(const void* params);
-  const void* params;
-  unsigned grid[3], block[3];
-  unsigned shared_bytes;
-  int schedule;
-  unsigned long long seed;
-  unsigned multiprocessors, workers;
-  char* report;
-  unsigned report_bytes;
-};
 
 namespace {
 
@@ -219,9 +143,11 @@ class Scheduler {
     const unsigned processors = request_.multiprocessors ? request_.multiprocessors : 1 + random_.below(3);
     const unsigned resident = std::min(MULTIPROCESSOR_THREADS / block_threads_,
                                        MULTIPROCESSOR_SHARED_BYTES / (request_.shared_bytes + 1024));
+    unsigned long long wanted = processors * std::max(1u, std::min(2u, resident));
+    if (WATCHES_RACES)
+      wanted = std::max(wanted, RACE_THREADS / block_threads_ + 1ull);  // only live blocks race
     const unsigned long long mine = (launch.blocks + request_.workers - 1 - worker) / request_.workers;
-    capacity_ = static_cast<unsigned>(
-        std::min<unsigned long long>(processors * std::max(1u, std::min(2u, resident)), mine));
+    capacity_ = static_cast<unsigned>(std::min(wanted, mine));
     moments_ = random_.below(4);
   }
 
@@ -237,7 +163,7 @@ class Scheduler {
             void (*resolve)(void* const*, unsigned), bool orders_memory);
   void poll(Fiber& fiber, const char* what, int line);
   void polled() { progress_ = true; }
-  void issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes);
+  void issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes, int line);
   void wait_groups(Fiber& fiber, unsigned groups);
   [[noreturn]] void finding(Fiber& fiber, int line, const std::string& text);
   [[noreturn]] void leave(Fiber& fiber);
@@ -261,11 +187,8 @@ class Scheduler {
   size_t block_cursor_ = 0;
   unsigned warp_cursor_ = 0;
   Context home_;
-#if defined(FAGEN_ADDRESS_SANITIZER)
-  void* fake_stack_ = nullptr;
-  const void* home_bottom_ = nullptr;
-  size_t home_size_ = 0;
-#endif
+  Shadow home_shadow_;
+  unsigned long long end_ = 0;  // the moment after all threads
 
   void make_fibers();
   void admit_blocks();
@@ -297,6 +220,8 @@ void Scheduler::make_fibers() {
     auto fiber = std::make_unique<Fiber>();
     fiber->stack = stacks_ + i * STACK_BYTES;
     mprotect(fiber->stack, PAGE_BYTES, PROT_NONE);
+    const std::string name = "thread " + std::to_string(i % block_threads_);
+    fiber->shadow.create(fiber->stack + PAGE_BYTES, STACK_BYTES - PAGE_BYTES, name.c_str());
     idle_.push_back(fiber.get());
     fibers_.push_back(std::move(fiber));
   }
@@ -329,6 +254,7 @@ void Scheduler::admit_blocks() {
       fiber.shared = block->shared;
       fiber.shared_bytes = request_.shared_bytes;
       fiber.lane = i % 32;
+      fiber.number = i;
       fiber.owner = block.get();
       fiber.groups_committed = 0;
       // Stacks start at different lines of the cache, or all fibers would compete for the same few.
@@ -354,48 +280,31 @@ void Scheduler::retire(Block& block) {
 }
 
 void Scheduler::make_ready(Fiber& fiber) {
-  const unsigned number =
-      fiber.thread.x + request_.block[0] * (fiber.thread.y + request_.block[1] * fiber.thread.z);
   fiber.state = State::ready;
-  fiber.owner->warps[number / 32].ready |= 1u << fiber.lane;
-  fiber.owner->ready_warps |= 1u << number / 32;
+  fiber.owner->warps[fiber.number / 32].ready |= 1u << fiber.lane;
+  fiber.owner->ready_warps |= 1u << fiber.number / 32;
 }
 
 void Scheduler::first_steps() {
   Fiber& fiber = *static_cast<Fiber*>(fagen_self);
-#if defined(FAGEN_ADDRESS_SANITIZER)
-  __sanitizer_finish_switch_fiber(nullptr, &scheduler->home_bottom_, &scheduler->home_size_);
-#endif
+  after_switch(fiber.shadow, &scheduler->home_shadow_);
   scheduler->request_.enter(scheduler->request_.params);
   scheduler->leave(fiber);
 }
 
 void Scheduler::resume(Fiber& fiber) {
   fagen_self = &fiber;
-#if defined(FAGEN_ADDRESS_SANITIZER)
-  __sanitizer_start_switch_fiber(&fake_stack_, fiber.stack + PAGE_BYTES, STACK_BYTES - PAGE_BYTES);
-#endif
+  before_switch(home_shadow_, fiber.shadow, false);
   switch_context(home_, fiber.context);
-#if defined(FAGEN_ADDRESS_SANITIZER)
-  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
-#endif
+  after_switch(home_shadow_, nullptr);
   fagen_self = nullptr;
 }
 
 void Scheduler::suspend(Fiber& fiber, State state) {
   fiber.state = state;
-#if defined(FAGEN_ADDRESS_SANITIZER)
-  __sanitizer_start_switch_fiber(state == State::gone ? nullptr : &fiber.fake_stack, home_bottom_,
-                                 home_size_);
-#endif
+  before_switch(fiber.shadow, home_shadow_, state == State::gone);
   switch_context(fiber.context, home_);
-#if defined(FAGEN_ADDRESS_SANITIZER)
-  __sanitizer_finish_switch_fiber(fiber.fake_stack, &home_bottom_, &home_size_);
-#endif
-}
-
-unsigned thread_number(const Fiber& fiber) {
-  return fiber.thread.x + fiber.block_dim.x * (fiber.thread.y + fiber.block_dim.y * fiber.thread.z);
+  after_switch(fiber.shadow, &home_shadow_);
 }
 
 void Scheduler::finding(Fiber& fiber, int line, const std::string& text) {
@@ -408,9 +317,9 @@ void Scheduler::finding(Fiber& fiber, int line, const std::string& text) {
 
 void Scheduler::leave(Fiber& fiber) {
   Block& block = *fiber.owner;
-  Warp& warp = block.warps[thread_number(fiber) / 32];
+  Warp& warp = block.warps[fiber.number / 32];
   for (unsigned waiting = warp.meeting; waiting; waiting &= waiting - 1) {
-    const Fiber& other = *block.fibers[thread_number(fiber) / 32 * 32 + lowest(waiting)];
+    const Fiber& other = *block.fibers[fiber.number / 32 * 32 + lowest(waiting)];
     if (other.meeting_mask >> fiber.lane & 1) {
       finding(
           fiber, other.line,
@@ -432,6 +341,7 @@ void Scheduler::leave(Fiber& fiber) {
   warp.gone |= 1u << fiber.lane;
   block.gone += 1;
   progress_ = true;
+  release(&end_);
   suspend(fiber, State::gone);
   abort();
 }
@@ -452,20 +362,24 @@ void Scheduler::barrier(Fiber& fiber, int line) {
   fiber.what = "__syncthreads";
   block.arrived += 1;
   progress_ = true;
+  void* moment = block.moments.now();
+  release(moment);
   if (block.arrived == block.fibers.size()) {
     block.arrived = 0;
+    block.moments.passed += 1;
     for (Fiber* each : block.fibers) make_ready(*each);
     block_cursor_ += request_.schedule == static_cast<int>(Schedule::backward) ? live_.size() - 1 : 1;
     suspend(fiber, State::ready);
   } else {
     suspend(fiber, State::at_barrier);
   }
+  acquire(moment);
 }
 
 void Scheduler::meet(Fiber& fiber, const char* what, unsigned mask, int line, void* argument,
                      void (*resolve)(void* const*, unsigned), bool orders_memory) {
   Block& block = *fiber.owner;
-  const unsigned warp_number = thread_number(fiber) / 32;
+  const unsigned warp_number = fiber.number / 32;
   Warp& warp = block.warps[warp_number];
   Fiber* const* lanes = &block.fibers[warp_number * 32];
   const unsigned exist = warp_number * 32 + 32 <= block_threads_ ? ~0u : (1u << block_threads_ % 32) - 1;
@@ -479,7 +393,6 @@ void Scheduler::meet(Fiber& fiber, const char* what, unsigned mask, int line, vo
   fiber.what = what;
   fiber.line = line;
   fiber.meeting_mask = mask;
-  fiber.meeting_orders_memory = orders_memory;
   warp.arguments[fiber.lane] = argument;
   warp.meeting |= 1u << fiber.lane;
   progress_ = true;
@@ -495,27 +408,30 @@ void Scheduler::meet(Fiber& fiber, const char* what, unsigned mask, int line, vo
       finding(fiber, line, text);
     }
   }
-  if (!complete) {
-    suspend(fiber, State::in_warp);
-    return;
+  Moments& moments = warp.moments[lowest(mask)];
+  void* moment = moments.now();
+  if (orders_memory) release(moment);
+  if (complete) {
+    resolve(warp.arguments, mask);
+    warp.meeting &= ~mask;
+    if (orders_memory) moments.passed += 1;
+    for (unsigned each = mask; each; each &= each - 1) make_ready(*lanes[lowest(each)]);
   }
-  resolve(warp.arguments, mask);
-  warp.meeting &= ~mask;
-  for (unsigned each = mask; each; each &= each - 1) make_ready(*lanes[lowest(each)]);
-  suspend(fiber, State::ready);
+  suspend(fiber, complete ? State::ready : State::in_warp);
+  if (orders_memory) acquire(moment);
 }
 
 void Scheduler::poll(Fiber& fiber, const char* what, int line) {
-  Warp& warp = fiber.owner->warps[thread_number(fiber) / 32];
+  Warp& warp = fiber.owner->warps[fiber.number / 32];
   fiber.what = what;
   fiber.line = line;
   warp.polling |= 1u << fiber.lane;
   suspend(fiber, State::polling);
 }
 
-void Scheduler::issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes) {
+void Scheduler::issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes, int line) {
   Operation operation{run, &fiber, fiber.groups_committed, {}};
-  if (bytes > sizeof operation.data) finding(fiber, fiber.line, "an operation with too many operands");
+  if (bytes > sizeof operation.data) finding(fiber, line, "an operation with too many operands");
   memcpy(operation.data, data, bytes);
   flying_.push_back(operation);
   if (moments_ == 0) complete(flying_.size() - 1);
@@ -620,7 +536,9 @@ void Scheduler::report_deadlock() {
 
 void Scheduler::run() {
   scheduler = this;
+  home_shadow_.adopt();
   make_fibers();
+  Unwatched unwatched;
   if (!launch_.failed) admit_blocks();
   progress_ = true;
   while (!live_.empty() && !stopped_ && !launch_.failed) {
@@ -644,52 +562,69 @@ void Scheduler::run() {
       report_deadlock();
     }
   }
+  acquire(&end_);
   scheduler = nullptr;
 }
 
 }  // namespace
 
+#if defined(FAGEN_ADDRESS_SANITIZER)
+// The sanitizer calls this before it reports.
+extern "C" void __asan_on_error() {
+  if (!fagen_self) return;
+  fprintf(stderr, "fagen: thread %s of block %s\n", position(fagen_self->thread).c_str(),
+          position(fagen_self->block).c_str());
+}
+#endif
+
+#define SELF (*static_cast<Fiber*>(fagen_self))
+
 extern "C" {
 
 void fagen_block_barrier(int line) {
-  scheduler->barrier(*static_cast<Fiber*>(fagen_self), line);
+  Unwatched unwatched;
+  scheduler->barrier(SELF, line);
 }
 
 void fagen_warp_meet(const char* what, unsigned mask, int line, void* argument,
                      void (*resolve)(void* const* arguments, unsigned mask), bool orders_memory) {
-  scheduler->meet(*static_cast<Fiber*>(fagen_self), what, mask, line, argument, resolve, orders_memory);
+  Unwatched unwatched;
+  scheduler->meet(SELF, what, mask, line, argument, resolve, orders_memory);
 }
 
 void fagen_poll(const char* what, int line) {
-  scheduler->poll(*static_cast<Fiber*>(fagen_self), what, line);
+  Unwatched unwatched;
+  scheduler->poll(SELF, what, line);
 }
 
 void fagen_polled() {
   scheduler->polled();
 }
 
-void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes) {
-  scheduler->issue(*static_cast<Fiber*>(fagen_self), run, data, bytes);
+void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes, int line) {
+  Unwatched unwatched;
+  scheduler->issue(SELF, run, data, bytes, line);
 }
 
 void fagen_commit_group() {
-  static_cast<Fiber*>(fagen_self)->groups_committed += 1;
+  SELF.groups_committed += 1;
 }
 
 void fagen_wait_groups(unsigned groups) {
-  scheduler->wait_groups(*static_cast<Fiber*>(fagen_self), groups);
+  Unwatched unwatched;
+  scheduler->wait_groups(SELF, groups);
 }
 
 void fagen_finding(int line, const char* format, ...) {
+  Unwatched unwatched;
   char text[512];
   va_list rest;
   va_start(rest, format);
   vsnprintf(text, sizeof text, format, rest);
   va_end(rest);
-  scheduler->finding(*static_cast<Fiber*>(fagen_self), line, text);
+  scheduler->finding(SELF, line, text);
 }
 
-// Runs one launch to its end; 0, or 1 with a finding written to `report`.
 int fagen_launch(const FagenLaunch* request) {
   Launch launch(*request);
   if (launch.blocks == 0) return 0;

@@ -36,7 +36,7 @@ struct Shared {
 
   uint32 address_of(int i) const { return address + i * sizeof(T); }
 
- private:
+  // Where `count` elements from i lie, once that is known to be inside the view.
   T* access(int i, int count, int line) const {
     if (static_cast<unsigned>(i) > static_cast<unsigned>(COUNT - count)) {
       fagen_finding(line, "element %d of a view of %d elements in shared memory", i, COUNT);
