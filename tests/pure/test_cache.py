@@ -98,19 +98,27 @@ def test_damage_is_found_removed_and_built_again_with_one_warning(cold_cache, da
     assert len(calls) == 2
 
 
-def test_damage_met_by_many_threads_is_mended_once(cold_cache):
+def test_damage_met_by_many_threads_is_mended_once(cold_cache, monkeypatch):
     calls: list[str] = []
     cached(PARTS, writes(calls=calls))
     os.truncate(entry_dir(cold_cache) / "out.bin", 2)
-    start = threading.Barrier(16)
+    all_met_it = threading.Barrier(16)
+    met = threading.local()
+    read = cache._read_entry
 
-    def one(_: int) -> bytes:
-        start.wait()
-        return cached(PARTS, writes(calls=calls)).files["out.bin"]
+    def read_together(*arguments, **named):
+        try:
+            return read(*arguments, **named)
+        finally:
+            if not hasattr(met, "it"):
+                met.it = True
+                all_met_it.wait()
 
+    monkeypatch.setattr(cache, "_read_entry", read_together)
     with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(16) as pool:
         warnings.simplefilter("always")
-        assert set(pool.map(one, range(16))) == {b"result"}
+        results = pool.map(lambda _: cached(PARTS, writes(calls=calls)).files["out.bin"], range(16))
+        assert set(results) == {b"result"}
     assert len(calls) == 2
     assert len(warned) == 1
 
