@@ -291,6 +291,8 @@ class Graph:
     name: str
     arguments: tuple[Input | Scalar, ...]
     outputs: tuple[Output, ...]
+    about: str = ""
+    """What the user asked for, in their words, for comments alone."""
 
     @property
     def random(self) -> bool:
@@ -461,8 +463,8 @@ def _combine(x: Node, y: Node, k: int) -> tuple[_Linear, int]:
 def add(x: Node, y: Node) -> Node:
     """``x + y``.
 
-    A row maximum taken from (or added to) values along its row counts as 0 where it is -inf, that is in a row
-    without a key: ``exp(s - max(s))`` is then no NaN.
+    A row maximum taken from (or added to) values along its row, or taken from a row's value such as a sink, counts
+    as 0 where it is -inf, that is in a row without a key: ``exp(s - max(s))`` is then no NaN.
     """
     x, y = promote(x, y)
     if x.kind == "int":
@@ -472,11 +474,18 @@ def add(x: Node, y: Node) -> Node:
     for a, b in ((x, y), (y, x)):
         if isinstance(b, Const) and b.value == 0:
             return a
-    if KEY_AXIS in x.axes and KEY_AXIS in y.maxima and KEY_AXIS not in y.axes:
+    if _is_reference(y, of=x):
         y = finite(y)
-    elif KEY_AXIS in y.axes and KEY_AXIS in x.maxima and KEY_AXIS not in x.axes:
+    elif _is_reference(x, of=y):
         x = finite(x)
     return _map("add", x, y)
+
+
+def _is_reference(m: Node, of: Node) -> bool:
+    """Whether ``m`` is a row maximum that ``of`` is measured from: along its row, or by subtraction (a sink)."""
+    if KEY_AXIS not in m.maxima or KEY_AXIS in m.axes:
+        return False
+    return KEY_AXIS in of.axes or (isinstance(m, Map) and m.op == "neg")
 
 
 def finite(x: Node) -> Node:

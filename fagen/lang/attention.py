@@ -1,0 +1,179 @@
+"""The usual program, built from parts: scale, scores, bias, mask, softmax, dropout, weighted sum."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from fagen.errors import DtypeError
+from fagen.ir.graph import Axis, Input
+from fagen.lang.axes import parse_layout
+from fagen.lang.expr import Expr, capture, describe, fault, inf, is_tensor, scalar, size
+from fagen.lang.ops import dot, dropout as drop, logsumexp, logsumexp_with_sink, rsqrt, softmax, where
+from fagen.lang.trace import Traced, finish, tracing
+
+LAYOUTS = {"bhsd": ("b h q d", "b hk kv d", "b hk kv dv"), "bshd": ("b q h d", "b kv hk d", "b kv hk dv")}
+"""The axes in memory of q, k and v for each ``layout``."""
+
+PAIRS = ("b", "h", "q", "kv")
+
+ScoreLike = Callable[[Expr], Any]
+
+
+@lru_cache(maxsize=8)
+def _arguments(layout: str) -> tuple[Input, Input, Input]:
+    q, k, v = (
+        Input(name, place, parse_layout(axes), "float", False)
+        for place, (name, axes) in enumerate(zip("qkv", LAYOUTS[layout], strict=True))
+    )
+    return q, k, v
+
+
+def attention(
+    *,
+    mask: Expr | bool | None = None,
+    score: ScoreLike | Sequence[ScoreLike] | None = None,
+    scale: float | Expr | None = None,
+    bias: Any = None,
+    sink: Any = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+    layout: str = "bhsd",
+) -> Traced:
+    """The graph of ``attention(q, k, v, ...)`` and the values that follow q, k and v in it.
+
+    q (b, h, q, d), k (b, hk, kv, d), v (b, hk, kv, dv), or with ``layout="bshd"`` positions before heads. Output 0
+    is laid out as q, output 1 (with ``return_lse``) is (b, h, q). ``scale`` is an argument and None is
+    ``1 / sqrt(d)``; ``bias`` broadcasts to (b, h, q, kv); ``sink`` is (h,).
+    """
+    if layout not in LAYOUTS:
+        raise fault(f"attention: layout is {layout!r}", works=f"it is {' or '.join(map(repr, LAYOUTS))}")
+    with tracing("attention"):
+        arguments = _arguments(layout)
+        q, k, v = map(Expr, arguments)
+        s = dot(q, k, over="d") * _scale(scale)
+        for function in _scores(score):
+            s = _scored(function, s)
+        if bias is not None:
+            s = s + _bias(bias)
+        if mask is not None:
+            s = where(_mask(mask), s, -inf)
+        logit = None if sink is None else _sink(sink)
+        p = softmax(s, over="kv", sink=logit)
+        outputs = [dot(drop(p, dropout), v, over="kv")]
+        names: tuple[str, ...] = ("out",)
+        layouts: list[tuple[Axis, ...]] = [_out_layout(layout)]
+        if return_lse:
+            outputs.append(logsumexp(s) if logit is None else logsumexp_with_sink(s, logit))
+            names, layouts = ("out", "lse"), [*layouts, ("b", "h", "q")]
+        about = _about(mask, score, dropout)
+        return finish("attention", arguments, tuple(outputs), names, tuple(layouts), about)
+
+
+@lru_cache(maxsize=8)
+def _out_layout(layout: str) -> tuple[Axis, ...]:
+    return tuple("dv" if axis == "d" else axis for axis in parse_layout(LAYOUTS[layout][0]))
+
+
+_DEFAULT_SCALE = rsqrt(size("d"))
+
+
+def _scale(scale: float | Expr | None) -> Expr:
+    if scale is None:
+        return _DEFAULT_SCALE
+    if isinstance(scale, Expr):
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise fault(f"scale is {scale!r}", works="it is a number", kind=DtypeError)
+    return scalar(float(scale), name="scale")
+
+
+def _scores(score: ScoreLike | Sequence[ScoreLike] | None) -> Sequence[ScoreLike]:
+    if score is None:
+        return ()
+    if isinstance(score, list | tuple):
+        return score
+    return (score,)  # type: ignore[return-value]
+
+
+def _scored(function: ScoreLike, s: Expr) -> Expr:
+    if isinstance(function, Expr):
+        is_mask = function.node.kind == "bool"
+        raise fault(
+            f"score is {describe(function.node)}, {'a mask' if is_mask else 'an expression'}",
+            works="give it as mask=" if is_mask else "a score is a function of the score: lambda s: s + ...",
+            kind=DtypeError,
+        )
+    if not callable(function):
+        raise fault(f"score is {function!r}", works="a score is a function of the score", kind=DtypeError)
+    result = function(s)
+    name = getattr(function, "label", None) or getattr(function, "__name__", "score")
+    if callable(result) and not isinstance(result, Expr):
+        raise fault(f"score {name} returned a function", works=f"call it first: {name}()", kind=DtypeError)
+    if not isinstance(result, Expr):
+        raise fault(f"score {name} returned {result!r}", works="it returns an expression", kind=DtypeError)
+    if result.node.kind == "bool":
+        raise fault(
+            f"score {name} returned the mask {describe(result.node)}",
+            works="give a mask as mask=, or return fg.where(mask, s, -fg.inf)",
+            kind=DtypeError,
+        )
+    return result
+
+
+def _mask(mask: Any) -> Expr | bool:
+    if is_tensor(mask):
+        raise fault(
+            f"mask is a tensor of shape {tuple(mask.shape)}",
+            works='name its axes: fg.capture(mask, "q kv")',
+            kind=DtypeError,
+        )
+    if callable(mask):
+        name = getattr(mask, "__name__", "mask")
+        raise fault(f"mask is the function {name}", works="call it, or give a score as score=", kind=DtypeError)
+    if isinstance(mask, Expr) and mask.node.kind != "bool":
+        raise fault(
+            f"mask is {describe(mask.node)}, which is no truth value",
+            works="a mask is a condition such as fg.kv <= fg.q; what is added to scores is a bias or a score",
+            kind=DtypeError,
+        )
+    if not isinstance(mask, Expr | bool):
+        raise fault(f"mask is {mask!r}", works="a mask is a condition such as fg.kv <= fg.q", kind=DtypeError)
+    return mask
+
+
+def _bias(bias: Any) -> Expr:
+    if is_tensor(bias):
+        rank = len(bias.shape)
+        if rank > 4:
+            raise fault(f"bias has the shape {tuple(bias.shape)}", works="it broadcasts to (B, H, Sq, Skv)")
+        bias = capture(bias, " ".join(PAIRS[4 - rank :]), name="bias")
+    if not isinstance(bias, Expr):
+        raise fault(f"bias is {bias!r}", works="it is a tensor, or an expression", kind=DtypeError)
+    if bias.node.kind == "bool":
+        raise fault(
+            "bias holds truth values", works='a mask is mask=fg.capture(tensor, "b h q kv")', kind=DtypeError
+        )
+    return bias
+
+
+def _sink(sink: Any) -> Expr:
+    if is_tensor(sink):
+        sink = capture(sink, "h", name="sink")
+    if not isinstance(sink, Expr) or sink.node.kind == "bool":
+        raise fault(f"sink is {sink!r}", works="it is a tensor (H,), or an expression", kind=DtypeError)
+    return sink
+
+
+def _about(mask: Any, score: Any, dropout: float) -> str:
+    parts = []
+    if score is not None:
+        shown = ", ".join(getattr(f, "label", None) or getattr(f, "__name__", "score") for f in _scores(score))
+        parts.append(f"score={shown}")
+    if isinstance(mask, Expr) and mask.label:
+        parts.append(f"mask={mask.label}")
+    if dropout:
+        parts.append(f"dropout={dropout}")
+    return f"attention({', '.join(['q', 'k', 'v', *parts])})"

@@ -1,0 +1,437 @@
+"""Expressions: the values a program computes with, and what its operators mean.
+
+An `Expr` is a graph node and the tensors it brought along (`capture`, `scalar`). Captures take the lowest free slot
+number while they live, so that a mask built anew at each call gives the very same nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import numbers
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, NoReturn, TypeAlias
+
+from fagen.errors import DtypeError, UsageError
+from fagen.ir import graph as G
+from fagen.ir.graph import Axis, Const, Input, Kind, Node, Scalar
+from fagen.lang.axes import check_name, parse_layout
+
+Value: TypeAlias = "Expr | float | int | bool"
+"""What stands in an expression: another one, or a Python number."""
+
+Captures: TypeAlias = "tuple[Capture, ...]"
+
+CACHE_SIZE = 1 << 14
+"""Results of constructors kept, so that building an expression again costs a look-up an operation."""
+
+
+# ------------------------------------------------------------------------------------------------- captures
+
+_free_slots: list[int] = []
+_new_slots = itertools.count()
+
+
+class Capture:
+    """A value brought into an expression from outside: an argument of the kernel, never a constant.
+
+    ``node`` stands for it with the position ``-1 - slot``, until a program is finished and knows its arguments.
+    """
+
+    __slots__ = ("__weakref__", "node", "slot", "value")
+
+    def __init__(self, value: object, make: Callable[[int], Input | Scalar]) -> None:
+        try:
+            self.slot = heapq.heappop(_free_slots)
+        except IndexError:
+            self.slot = next(_new_slots)
+        self.value = value
+        self.node = make(-1 - self.slot)
+
+    def __del__(
+        self, _free: list[int] = _free_slots, _push: Callable[[list[int], int], None] = heapq.heappush
+    ) -> None:
+        _push(_free, self.slot)
+
+
+def _merge(first: Captures, second: Captures) -> Captures:
+    """Captures of two operands, in order of first use."""
+    if not second or first is second:
+        return first
+    return tuple(dict.fromkeys(first + second)) if first else second
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _input(name: str, position: int, layout: tuple[Axis, ...], stored: Kind, is_sorted: bool) -> Input:
+    return Input(name, position, layout, stored, is_sorted)
+
+
+@lru_cache(maxsize=256)
+def stored_kind(dtype: object) -> Kind | None:
+    """``float``, ``int`` or ``bool`` for a dtype of torch or numpy; None for one that has no meaning here."""
+    name = str(dtype)
+    kinds: tuple[tuple[str, Kind], ...] = (("bool", "bool"), ("int", "int"), ("float", "float"))
+    return next((kind for word, kind in kinds if word in name), None)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether ``value`` is a tensor of torch, or an array that looks like one."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Number)
+
+
+def capture(tensor: Any, axes: str, sorted: bool = False, *, name: str = "captured") -> Expr:
+    """A tensor from outside as part of an expression, passed to the kernel at each call.
+
+    ``axes`` names its dimensions in order, such as ``"b q"``. An index symbol of one of them is implied; any other
+    position is reached by indexing: ``doc[fg.b, fg.kv]``. ``sorted`` promises that values do not fall along the last
+    axis, which lets equal values be found by binary search. ``name`` is for comments.
+    """
+    layout = parse_layout(axes)
+    if not is_tensor(tensor):
+        raise fault(
+            f"capture takes a tensor, not {tensor!r}", works="a number is brought in by fg.scalar(x)", kind=DtypeError
+        )
+    if len(tensor.shape) != len(layout):
+        raise fault(
+            f"the captured tensor has shape {tuple(tensor.shape)}, {axes!r} names {len(layout)} axes",
+            works="name each dimension once",
+        )
+    stored = stored_kind(tensor.dtype)
+    if stored is None:
+        raise fault(
+            f"a tensor of {tensor.dtype} cannot be captured",
+            works="capture floating-point, integer or bool values",
+            kind=DtypeError,
+        )
+    if sorted and not layout:
+        raise fault("sorted=True promises an order along the last axis, and there is none")
+    held = Capture(tensor, lambda position: _input(name, position, layout, stored, bool(sorted)))
+    return Expr(held.node, (held,))
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _scalar(name: str, position: int, stored: Kind) -> Scalar:
+    return Scalar(name, position, stored)
+
+
+def scalar(x: float | int, *, name: str = "scalar") -> Expr:
+    """A number as an argument of the kernel: another value needs no other kernel."""
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        hint = 'a tensor is brought in by fg.capture(tensor, "")' if is_tensor(x) else ""
+        raise fault(f"scalar takes a number, not {x!r}", works=hint, kind=DtypeError)
+    stored: Kind = "int" if isinstance(x, numbers.Integral) else "float"
+    value = int(x) if stored == "int" else float(x)
+    held = Capture(value, lambda position: _scalar(name, position, stored))
+    return Expr(held.node, (held,))
+
+
+# ------------------------------------------------------------------------------------------ errors, constants
+
+program_name: ContextVar[str] = ContextVar("program_name", default="")
+"""The program being traced, for messages."""
+
+
+def fault(
+    what: str, *, works: str = "", kind: type[UsageError] | type[DtypeError] = UsageError
+) -> UsageError | DtypeError:
+    """The error of a user's mistake, naming the program it stands in."""
+    return kind(what, call=program_name.get(), works=works)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _const(value: float | int | bool) -> Const:
+    return Const(value)
+
+
+def constant(x: object) -> Const:
+    """A Python number as a constant of the source."""
+    kind = x.__class__
+    if kind is int or kind is bool:
+        return _const(x)  # type: ignore[arg-type]
+    if kind is not float:
+        if isinstance(x, numbers.Integral):
+            return _const(int(x))
+        if not isinstance(x, numbers.Real):
+            _refuse(x)
+        x = float(x)
+    if x == 0 or x != x:  # 0.0 and -0.0 are equal to a cache, a NaN is equal to nothing
+        return Const(x)
+    return _const(x)  # type: ignore[arg-type]
+
+
+def _refuse(x: object) -> NoReturn:
+    if is_tensor(x):
+        raise fault(
+            f"a tensor of shape {tuple(x.shape)} stands in an expression",  # type: ignore[attr-defined]
+            works='name its axes: fg.capture(tensor, "b q")',
+            kind=DtypeError,
+        )
+    if callable(x):
+        name = getattr(x, "__name__", repr(x))
+        raise fault(f"the function {name} stands where a value is expected", works="call it", kind=DtypeError)
+    raise fault(f"{x!r} is no number and no expression", kind=DtypeError)
+
+
+def node_of(x: Value) -> Node:
+    """The node of an expression or a number."""
+    return x.node if x.__class__ is Expr else constant(x)  # type: ignore[union-attr]
+
+
+def captures_of(*values: Value) -> Captures:
+    """The captures of several values, in order of first use."""
+    found: Captures = ()
+    for value in values:
+        if value.__class__ is Expr:
+            found = _merge(found, value.captures)  # type: ignore[union-attr]
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- expressions
+
+
+def describe(node: Node) -> str:
+    """A node as a message shows it, cut where it is long."""
+    text = repr(node)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Expr:
+    """A value over named axes; operators build larger ones and nothing is computed.
+
+    ``label`` is how the user wrote it, for comments: ``causal() & sliding_window(1024)``.
+    """
+
+    __slots__ = ("captures", "label", "node")
+    __array_ufunc__ = None  # an array of numpy leaves the operator to us
+    __iter__ = None
+
+    def __init__(self, node: Node, captures: Captures = (), label: str | None = None) -> None:
+        self.node = node
+        self.captures = captures
+        self.label = label
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes it depends on, ``h`` as ``hk`` and ``g``."""
+        return self.node.axes
+
+    def __repr__(self) -> str:
+        return self.label or repr(self.node)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __bool__(self) -> NoReturn:
+        raise fault(
+            f"{describe(self.node)} has no truth value while a program is traced",
+            works="use & | ~ for and, or, not, fg.where for if, and (a <= x) & (x < b) for a <= x < b",
+        )
+
+    def __float__(self) -> NoReturn:
+        raise fault(f"{describe(self.node)} is no number while a program is traced")
+
+    def __int__(self) -> NoReturn:
+        raise fault(f"{describe(self.node)} is no number while a program is traced")
+
+    def __add__(self, other: Value) -> Expr:
+        return _binary(_add, self, other)
+
+    def __radd__(self, other: Value) -> Expr:
+        return _binary(_add, other, self)
+
+    def __sub__(self, other: Value) -> Expr:
+        return _binary(_sub, self, other)
+
+    def __rsub__(self, other: Value) -> Expr:
+        return _binary(_sub, other, self)
+
+    def __mul__(self, other: Value) -> Expr:
+        return _binary(_mul, self, other)
+
+    def __rmul__(self, other: Value) -> Expr:
+        return _binary(_mul, other, self)
+
+    def __truediv__(self, other: Value) -> Expr:
+        return _binary(_div, self, other)
+
+    def __rtruediv__(self, other: Value) -> Expr:
+        return _binary(_div, other, self)
+
+    def __floordiv__(self, other: Value) -> Expr:
+        return _binary(_floordiv, self, other)
+
+    def __rfloordiv__(self, other: Value) -> Expr:
+        return _binary(_floordiv, other, self)
+
+    def __mod__(self, other: Value) -> Expr:
+        return _binary(_mod, self, other)
+
+    def __rmod__(self, other: Value) -> Expr:
+        return _binary(_mod, other, self)
+
+    def __and__(self, other: Value) -> Expr:
+        return _binary(_and, self, other, " & ")
+
+    def __rand__(self, other: Value) -> Expr:
+        return _binary(_and, other, self)
+
+    def __or__(self, other: Value) -> Expr:
+        return _binary(_or, self, other, " | ")
+
+    def __ror__(self, other: Value) -> Expr:
+        return _binary(_or, other, self)
+
+    def __invert__(self) -> Expr:
+        label = self.label and (f"~({self.label})" if " " in self.label else f"~{self.label}")
+        return Expr(_not(self.node), self.captures, label)
+
+    def __neg__(self) -> Expr:
+        return Expr(_neg(self.node), self.captures)
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __abs__(self) -> Expr:
+        return Expr(_abs(self.node), self.captures)
+
+    def __eq__(self, other: Value) -> Expr:  # type: ignore[override]
+        return _binary(_eq, self, other)
+
+    def __ne__(self, other: Value) -> Expr:  # type: ignore[override]
+        return _binary(_ne, self, other)
+
+    def __lt__(self, other: Value) -> Expr:
+        return _binary(_lt, self, other)
+
+    def __le__(self, other: Value) -> Expr:
+        return _binary(_le, self, other)
+
+    def __gt__(self, other: Value) -> Expr:
+        return _binary(_lt, other, self)
+
+    def __ge__(self, other: Value) -> Expr:
+        return _binary(_le, other, self)
+
+    def __getitem__(self, indices: Value | tuple[Value, ...]) -> Expr:
+        table = self.node
+        if not isinstance(table, Input):
+            raise fault(
+                f"{describe(table)} is computed, and only an argument or a captured tensor can be indexed",
+                works="compute what depends on the index, or pass it as a tensor",
+            )
+        given = indices if isinstance(indices, tuple) else (indices,)
+        nodes = tuple(_index_node(table, x) for x in given)
+        if len(nodes) != len(table.layout):
+            raise fault(
+                f"{describe(table)} is indexed by {len(nodes)} values",
+                works=f"give one for each of its axes {' '.join(table.layout)}",
+            )
+        return Expr(_load(table, nodes), captures_of(self, *given))
+
+
+def _index_node(table: Input, x: object) -> Node:
+    if isinstance(x, slice) or x is None or x is Ellipsis:
+        raise fault(f"{describe(table)} is indexed by a slice", works="give one integer expression for each axis")
+    node = node_of(x)  # type: ignore[arg-type]
+    if node.kind != "int":
+        kind = "a truth value" if node.kind == "bool" else "a floating-point value"
+        raise fault(
+            f"{describe(table)} is indexed by {describe(node)}, {kind}",
+            works="an index is an integer, as fg.q, q // 2 or a tensor declared int",
+            kind=DtypeError,
+        )
+    return node
+
+
+def _binary(op: Callable[[Node, Node], Node], x: Value, y: Value, sign: str = "") -> Expr:
+    node = op(node_of(x), node_of(y))
+    label = None
+    if sign and isinstance(x, Expr) and isinstance(y, Expr) and x.label and y.label:
+        label = sign.join(_term(part.label or "", sign) for part in (x, y))
+    return Expr(node, captures_of(x, y), label)
+
+
+def _term(label: str, sign: str) -> str:
+    other = {" & ": " | ", " | ": " & "}[sign]
+    return f"({label})" if other in label else label
+
+
+# -------------------------------------------------------------------------------------------- constructors
+
+
+def _numbers(build: Callable[[Node, Node], Node]) -> Callable[[Node, Node], Node]:
+    return lru_cache(maxsize=CACHE_SIZE)(build)
+
+
+def _by_number(build: Callable[[Node, Node], Node], sign: str) -> Callable[[Node, Node], Node]:
+    """Division with a remainder: by the constant 0 it is refused, as Python does."""
+
+    def checked(x: Node, y: Node) -> Node:
+        if isinstance(y, Const) and y.value == 0:
+            raise fault(f"{describe(x)} {sign} 0 is a division by zero")
+        return build(x, y)
+
+    return lru_cache(maxsize=CACHE_SIZE)(checked)
+
+
+def _truths(build: Callable[..., Node], sign: str) -> Callable[..., Node]:
+    """A connective, which takes truth values alone."""
+
+    def checked(*args: Node) -> Node:
+        for arg in args:
+            if arg.kind != "bool":
+                raise fault(
+                    f"{sign} takes truth values, and {describe(arg)} is {_article(arg.kind)}",
+                    works="compare it, as in x != 0; put comparisons in parentheses: (a < b) & (c < d)",
+                    kind=DtypeError,
+                )
+        return build(*args)
+
+    return lru_cache(maxsize=CACHE_SIZE)(checked)
+
+
+def _article(kind: Kind) -> str:
+    return {"int": "an integer", "float": "a floating-point value", "bool": "a truth value"}[kind]
+
+
+def _absolute(x: Node) -> Node:
+    return G.function("abs", G.to_int(x))
+
+
+_add = _numbers(G.add)
+_sub = _numbers(G.sub)
+_mul = _numbers(G.mul)
+_div = _numbers(G.div)
+_floordiv = _by_number(G.floordiv, "//")
+_mod = _by_number(G.mod, "%")
+_eq = _numbers(G.eq)
+_ne = _numbers(lambda x, y: G.negation(G.eq(x, y)))
+_lt = _numbers(G.lt)
+_le = _numbers(G.le)
+_and = _truths(G.conjunction, "&")
+_or = _truths(G.disjunction, "|")
+_not = _truths(G.negation, "~")
+_neg = lru_cache(maxsize=CACHE_SIZE)(G.neg)
+_abs = lru_cache(maxsize=CACHE_SIZE)(_absolute)
+_load = lru_cache(maxsize=CACHE_SIZE)(G.load)
+
+
+# ----------------------------------------------------------------------------------------- index and length
+
+b = Expr(G.index("b"), label="b")
+h = Expr(G.index("h"), label="h")
+hk = Expr(G.index("hk"), label="hk")
+q = Expr(G.index("q"), label="q")
+kv = Expr(G.index("kv"), label="kv")
+
+inf = math.inf
+pi = math.pi
+
+
+@lru_cache(maxsize=256)
+def size(axis: str) -> Expr:
+    """The length of an axis, an integer known at each call."""
+    return Expr(G.size(check_name(axis)))

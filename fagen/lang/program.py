@@ -1,0 +1,203 @@
+"""Programs: a Python function over named axes, traced into a graph when it is needed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from fagen.errors import DtypeError, UsageError
+from fagen.ir.graph import Graph, Input, Scalar
+from fagen.lang.expr import Expr
+from fagen.lang.trace import Arguments, Traced, finish, results_of, tracing
+from fagen.lang.types import ScalarType, TensorType, declared
+from fagen.lang.watch import Watch
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a program is run: bitwise equal gradients, and the family of kernels (None: the planner's choice)."""
+
+    deterministic: bool = False
+    family: str | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a program: ``arguments`` of its kernels, and ``constants`` with their defaults."""
+
+    names: tuple[str, ...]
+    arguments: Arguments
+    constants: Mapping[str, Any]
+
+
+P = TypeVar("P", bound="Program")
+
+
+class Program:
+    """A function from tensors over named axes to tensors; see `program`."""
+
+    def __init__(self, function: Callable[..., Any], options: Options | None = None) -> None:
+        if not callable(function):
+            raise DtypeError(f"program takes a function, not {function!r}")
+        self.function = function
+        self.name: str = _name_of(function)
+        self.option = options or Options()
+        self._signature: Signature | None = None
+        self._traced: dict[tuple[Any, ...], tuple[Watch, Traced]] = {}
+        self._lock = threading.Lock()
+        self.__doc__ = getattr(function, "__doc__", None)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}>"
+
+    def options(self: P, *, deterministic: bool | None = None, family: str | None = None) -> P:
+        """The same program, run otherwise; what is not given stays as it is."""
+        new = self.__class__.__new__(self.__class__)
+        new.__dict__.update(self.__dict__)
+        option = self.option
+        if deterministic is not None:
+            option = replace(option, deterministic=deterministic)
+        if family is not None:
+            option = replace(option, family=family)
+        new.option = option
+        return new
+
+    @property
+    def signature(self) -> Signature:
+        """What the function declares, as of the last trace."""
+        if self._signature is None:
+            self._signature = _read_signature(self.name, self.function)
+        return self._signature
+
+    def trace(self, **constants: Any) -> Traced:
+        """The graph of this program, traced where it was not yet, or where something it reads has changed.
+
+        ``constants`` are values of parameters that declare no axes. The same structure gives the same `Graph`.
+        """
+        key = tuple(constants.items()) if constants else ()
+        try:
+            found = self._traced.get(key)
+        except TypeError:
+            found, key = None, (_UNHASHABLE,)
+        if found is not None and key != (_UNHASHABLE,) and not found[0].changed():
+            return found[1]
+        with self._lock:
+            watch = Watch(self.function)
+            traced = self._trace(constants)
+            if key != (_UNHASHABLE,):
+                self._traced[key] = (watch, traced)
+        return traced
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, tuple[Any, ...]]:
+        """The graph for a call and a value for each of its arguments, the captured ones included."""
+        signature = self.signature
+        if kwargs or signature.constants or len(args) != len(signature.names):
+            given, constants = _match(self.name, signature, args, kwargs)
+        else:
+            given, constants = args, {}
+        traced = self.trace(**constants)
+        return traced.graph, given + traced.captured
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, called on expressions of another program."""
+        return self.function(*args, **kwargs)
+
+    def _trace(self, constants: Mapping[str, Any]) -> Traced:
+        signature = self._signature = _read_signature(self.name, self.function)
+        with tracing(self.name):
+            parameters: dict[str, Any] = {**signature.constants, **constants}
+            parameters.update((argument.name, Expr(argument)) for argument in signature.arguments)
+            outputs = results_of(_call(self.function, signature, parameters))
+            names = ("out",) if len(outputs) == 1 else tuple(f"out{i}" for i in range(len(outputs)))
+            about = (self.__doc__ or "").strip().partition("\n")[0]
+            return finish(self.name, signature.arguments, outputs, names, about=about)
+
+
+_UNHASHABLE = object()
+
+
+def program(function: Callable[..., Any]) -> Program:
+    """Make a program of a function whose parameters declare their axes: ``q: fg.Tensor["b h q d"]``.
+
+    It is traced when first used, and again only where a closure cell, a default or a global it reads has changed.
+    """
+    return Program(function)
+
+
+def _innermost(function: object) -> object:
+    while isinstance(function, functools.partial) or hasattr(function, "__func__"):
+        function = function.func if isinstance(function, functools.partial) else function.__func__  # type: ignore[attr-defined]
+    return function
+
+
+def _name_of(function: object) -> str:
+    inner = _innermost(function)
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return name if name.isidentifier() else "program"
+
+
+def _call(function: Callable[..., Any], signature: Signature, parameters: Mapping[str, Any]) -> Any:
+    shape = inspect.signature(function)
+    positional = [
+        parameters[name] for name, p in shape.parameters.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY
+    ]
+    named = {
+        name: parameters[name]
+        for name, p in shape.parameters.items()
+        if p.kind is not inspect.Parameter.POSITIONAL_ONLY
+    }
+    return function(*positional, **named)
+
+
+def _read_signature(name: str, function: Callable[..., Any]) -> Signature:
+    try:
+        shape = inspect.signature(function, eval_str=True)
+    except NameError as error:
+        raise UsageError(
+            f"an annotation names something unknown ({error})",
+            call=name,
+            works='write axes as a string, fg.Tensor["b h q d"], and import fagen where the function is defined',
+        ) from None
+    arguments: list[Input | Scalar] = []
+    constants: dict[str, Any] = {}
+    for label, parameter in shape.parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise UsageError(f"the parameter *{label} declares no axes", call=name, works="name each argument")
+        kind = declared(parameter.annotation)
+        if isinstance(kind, TensorType):
+            arguments.append(Input(label, len(arguments), kind.layout, kind.stored, False))
+        elif isinstance(kind, ScalarType):
+            arguments.append(Scalar(label, len(arguments), kind.stored))
+        elif parameter.default is not inspect.Parameter.empty:
+            constants[label] = parameter.default
+        else:
+            raise UsageError(
+                f"the parameter {label} declares no axes and has no default",
+                call=name,
+                works=f'write {label}: fg.Tensor["b h q d"], {label}: fg.Scalar, or {label}=0 for a constant',
+            )
+    return Signature(tuple(shape.parameters), tuple(arguments), constants)
+
+
+def _match(
+    name: str, signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The values of a call, parted into those of arguments and those of constants."""
+    names = signature.names
+    if len(args) > len(names):
+        raise UsageError(f"{len(args)} arguments were given", call=name, works=f"it takes {', '.join(names)}")
+    values = dict(zip(names, args, strict=False))
+    for label, value in kwargs.items():
+        if label not in names or label in values:
+            what = "was given twice" if label in values else "is unknown"
+            raise UsageError(f"the argument {label} {what}", call=name, works=f"it takes {', '.join(names)}")
+        values[label] = value
+    missing = [argument.name for argument in signature.arguments if argument.name not in values]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} was not given", call=name, works=f"it takes {', '.join(names)}")
+    constants = {label: values[label] for label in signature.constants if label in values}
+    return tuple(values[argument.name] for argument in signature.arguments), constants

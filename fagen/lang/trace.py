@@ -1,0 +1,146 @@
+"""From expressions to a `Graph`: arguments numbered, outputs laid out, equal programs made one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+from fagen.errors import DtypeError
+from fagen.ir.check import check
+from fagen.ir.graph import Axis, Graph, Input, Node, Output, Scalar, sort_axes, split_heads, substitute, walk
+from fagen.lang.expr import Captures, Expr, captures_of, describe, fault, program_name
+from fagen.lang.ops import Ordinals, ordinals
+
+Arguments: TypeAlias = "tuple[Input | Scalar, ...]"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program as a graph, and the ``captured`` values that follow the call's own arguments in it."""
+
+    graph: Graph
+    captured: tuple[Any, ...]
+
+
+@contextmanager
+def tracing(name: str) -> Iterator[None]:
+    """Within it, dropouts are counted and errors name the program."""
+    outer_name, outer_count = program_name.set(name), ordinals.set(Ordinals())
+    try:
+        yield
+    finally:
+        program_name.reset(outer_name)
+        ordinals.reset(outer_count)
+
+
+def output_layout(axes: tuple[Axis, ...], first: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes of a result in memory: in the order of ``first``, ``dv`` in the place of ``d``, others canonical."""
+    present = set(axes)
+    if {"hk", "g"} <= present:
+        present = present - {"hk", "g"} | {"h"}
+    order = [axis for axis in first if axis in present or (axis == "d" and "dv" in present)]
+    order = ["dv" if axis == "d" and "d" not in present else axis for axis in order]
+    for axis in sort_axes(present - set(order)):
+        place = next((i for i, other in enumerate(order) if _before(axis, other)), len(order))
+        order.insert(place, axis)
+    return tuple(order)
+
+
+def _before(axis: Axis, other: Axis) -> bool:
+    first, second = split_heads((axis,))[0], split_heads((other,))[0]
+    return sort_axes((first, second))[0] == first
+
+
+_LIMIT = 4096
+_finished: dict[tuple[Any, ...], tuple[Graph, tuple[int, ...]]] = {}
+_graphs: WeakValueDictionary[Graph, Graph] = WeakValueDictionary()
+
+
+def finish(
+    name: str,
+    arguments: Arguments,
+    outputs: tuple[Expr, ...],
+    names: tuple[str, ...],
+    layouts: tuple[tuple[Axis, ...], ...] | None = None,
+    about: str = "",
+) -> Traced:
+    """A traced program as a graph; the same structure gives the same `Graph` object.
+
+    ``layouts`` of the outputs follow the first tensor argument where they are not given.
+    """
+    captures = captures_of(*outputs)
+    nodes = tuple(output.node for output in outputs)
+    key = (name, arguments, nodes, names, layouts, about, tuple(held.node for held in captures))
+    found = _finished.get(key)
+    if found is None:
+        if len(_finished) >= _LIMIT:
+            _finished.clear()
+        found = _finished[key] = _number(name, arguments, nodes, names, layouts, about, captures)
+    graph, used = found
+    return Traced(graph, tuple(captures[i].value for i in used))
+
+
+def _number(
+    name: str,
+    arguments: Arguments,
+    nodes: tuple[Node, ...],
+    names: tuple[str, ...],
+    layouts: tuple[tuple[Axis, ...], ...] | None,
+    about: str,
+    captures: Captures,
+) -> tuple[Graph, tuple[int, ...]]:
+    """The graph with captures as its last arguments, and which of the captures those are."""
+    below = set(walk(nodes))
+    used = tuple(i for i, held in enumerate(captures) if held.node in below)
+    numbered: dict[Node, Node] = {}
+    every = list(arguments)
+    taken = {argument.name for argument in arguments}
+    for i in used:
+        node = captures[i].node
+        label = unused(node.name, taken)
+        taken.add(label)
+        numbered[node] = replace_argument(node, label, len(every))
+        every.append(numbered[node])  # type: ignore[arg-type]
+    first = next((argument.layout for argument in arguments if isinstance(argument, Input)), ())
+    laid_out = layouts or tuple(output_layout(node.axes, first) for node in nodes)
+    outputs = tuple(
+        Output(substitute(node, numbered), label, layout)
+        for node, label, layout in zip(nodes, names, laid_out, strict=True)
+    )
+    graph = Graph(name, tuple(every), outputs, about)
+    check(graph)
+    return _graphs.setdefault(graph, graph), used
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """``name``, with a number where it is taken."""
+    return next(
+        label for i in range(1, len(taken) + 2) if (label := name if i == 1 else f"{name}_{i}") not in taken
+    )
+
+
+def replace_argument(node: Input | Scalar, name: str, position: int) -> Input | Scalar:
+    """The same argument under another name and place."""
+    if isinstance(node, Scalar):
+        return Scalar(name, position, node.stored)
+    return Input(name, position, node.layout, node.stored, node.sorted)
+
+
+def results_of(returned: object) -> tuple[Expr, ...]:
+    """What a program returned, as expressions."""
+    values = returned if isinstance(returned, tuple | list) else (returned,)
+    if not values or returned is None:
+        raise fault("it returns nothing", works="return an expression, or several")
+    for value in values:
+        if not isinstance(value, Expr):
+            raise fault(f"it returns {value!r}, which is no expression", kind=DtypeError)
+        if value.node.kind != "float":
+            raise fault(
+                f"it returns {describe(value.node)}, which holds no floating-point values",
+                works="return fg.where(x, 1.0, 0.0), or 1.0 * x",
+                kind=DtypeError,
+            )
+    return tuple(values)
