@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,13 +27,16 @@ SCHEDULES: tuple[Schedule, ...] = ("forward", "backward", "random")
 _FLAGS = ("-std=c++17", "-O2", "-g", "-fPIC", "-pthread")
 # Products are rounded before they are added, on every machine; memory is shared between types, as on a GPU.
 _KERNEL_FLAGS = ("-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
+_FILL_FLAGS = ("-ftrivial-auto-var-init=pattern",)  # what was never set is no zero; unknown before g++ 12
+_RUNTIME = "runtime"
 _SANITIZERS = {"none": "", "address": "address", "race": "thread"}
 _KERNEL_NAME = re.compile(
     r"\b__global__\s+void\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\("
 )
 # Kind, size, address, by whom, and the stack up to an empty line.
 _ACCESS = re.compile(
-    r"^ *(?:Previous )?(?:atomic )?(read|write) of size (\d+) at 0x(\w+)(?: by ([^\n]*):$)?(.*?)(?=\n *\n|\Z)",
+    r"^ *(?:Previous )?(?:atomic )?(read|write) of size (\d+) at 0x(\w+)"
+    r"(?: by ([^\n]*):$| thread)?(.*?)(?=\n *\n|\Z)",
     re.IGNORECASE | re.MULTILINE | re.DOTALL,
 )
 _REPORT_BYTES = 1 << 16
@@ -268,7 +270,8 @@ def _sanitizer_report(log: str, places: Sequence[tuple[int, Memory]]) -> str:
     told = []
     for kind, size, address, by, stack in accesses[:2]:
         line = re.search(r"kernel\.cu:(\d+)", stack)
-        who = re.search(r"'(thread .*)'", by)
+        number = re.search(r"\bT\d+", by)
+        who = re.search(rf"\b{number[0]} '(thread \d+)'", log) if number else None
         place = _place(int(address, 16), places) or ("in shared memory" if race else f"at 0x{address}")
         told.append(
             f"{f'line {line[1]}' if line else 'an unknown line'}: {kind.lower()} of {size} bytes {place}"
@@ -310,26 +313,26 @@ def compile_text(text: str, *, name: str = "kernel", checker: Checker = "none") 
         raise BuildError(f"{name} has no __global__ function")
     runtime = _runtime(compiler, checker)
     sanitizer = [f"-fsanitize={_SANITIZERS[checker]}"] if _SANITIZERS[checker] else []
-    flags = [*_FLAGS, *_KERNEL_FLAGS, *sanitizer]
+    flags = [*_FLAGS, *_KERNEL_FLAGS, *runtime.flags, *sanitizer]
     parts = {
         "kind": "emulated kernels",
         "text": text,  # with its comments: findings count its lines
         "headers": included('#include "core.h"\n' + text, _headers()),
         "flags": flags,
         "compiler": compiler.version_text,
-        "runtime": runtime.parent.name,
+        "runtime": runtime.key,
     }
 
     def produce(folder: Path) -> dict[str, Any]:
         (folder / "kernel.cu").write_text(text, encoding="utf-8")
         (folder / "entry.cpp").write_text(_entry_points(names), encoding="utf-8")
-        linked = [str(runtime)] if checker == "none" else []
+        linked = [str(runtime.path)] if checker == "none" else []
         arguments = [*flags, f"-I{_headers()}", "entry.cpp", "-o", "kernel.so", *linked]
         _compile(compiler, folder, arguments, name)
         return {}
 
     library = cached(parts, produce).folder / "kernel.so"
-    return EmulatedKernels(name, text, names, checker, runtime, library)
+    return EmulatedKernels(name, text, names, checker, runtime.path, library)
 
 
 def _headers() -> Path:
@@ -345,7 +348,7 @@ def _entry_points(names: Sequence[str]) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _compile(compiler: Cxx, folder: Path, arguments: Sequence[str], what: str) -> None:
+def _compile(compiler: Cxx, folder: Path, arguments: Sequence[str], what: str = "the scheduler") -> None:
     done = subprocess.run(
         [str(compiler.path), *arguments],
         check=False,
@@ -364,19 +367,24 @@ def _compile(compiler: Cxx, folder: Path, arguments: Sequence[str], what: str) -
         )
 
 
-def _runtime(compiler: Cxx, checker: Checker) -> Path:
-    """Compile the scheduler once for all kernels: a shared object or, for a checker, a program.
+@dataclass(frozen=True)
+class _Runtime:
+    """The scheduler, compiled: a shared object or, for a checker, a program; and what its compiler can do."""
 
-    It is no part of what the sanitizer instruments: it tells the sanitizer itself what the fibers do.
+    path: Path
+    key: str
+    flags: tuple[str, ...]
+
+
+def _runtime(compiler: Cxx, checker: Checker) -> _Runtime:
+    """Compile the scheduler, once for all kernels.
+
+    It is no part of what a sanitizer instruments: it tells the sanitizer itself what the fibers do.
     """
-    return _built_runtime(compiler, checker, os.environ.get("FAGEN_CACHE_DIR", ""))
-
-
-@lru_cache(maxsize=16)
-def _built_runtime(compiler: Cxx, checker: Checker, cache_dir: str) -> Path:
     sources = ["runtime.cpp"] if checker == "none" else ["runtime.cpp", "runner.cpp"]
     content = {each: (_headers() / each).read_text(encoding="utf-8") for each in sources}
-    flags = [*_FLAGS, *([f"-DFAGEN_{_SANITIZERS[checker].upper()}_SANITIZER"] if checker != "none" else [])]
+    sanitizer = _SANITIZERS[checker]
+    flags = [*_FLAGS, *([f"-DFAGEN_{sanitizer.upper()}_SANITIZER"] if sanitizer else [])]
     parts = {
         "kind": "emulator",
         "sources": {each: without_comments(text) for each, text in content.items()},
@@ -387,33 +395,25 @@ def _built_runtime(compiler: Cxx, checker: Checker, cache_dir: str) -> Path:
 
     def produce(folder: Path) -> dict[str, Any]:
         paths = [str(_headers() / each) for each in sources]
-        if checker == "none":
-            # A kernel names the scheduler it was linked with by this, wherever a cache may lie.
+        if not sanitizer:
+            # A kernel finds the scheduler it was linked with by this name, wherever a cache may lie.
             soname = f"libfagen-emulator-{cache_key(parts)[:16]}.so"
-            _compile(
-                compiler,
-                folder,
-                [*flags, "-shared", *paths, "-o", "runtime", f"-Wl,-soname,{soname}"],
-                "itself",
-            )
-            return {}
-        objects = []
-        for path in paths:
-            objects.append(Path(path).stem + ".o")
-            _compile(compiler, folder, [*flags, "-c", path, "-o", objects[-1]], "itself")
-        link = [
-            f"-fsanitize={_SANITIZERS[checker]}",
-            "-pthread",
-            "-rdynamic",
-            *objects,
-            "-o",
-            "runtime",
-            "-ldl",
-        ]
-        _compile(compiler, folder, link, "itself")
-        return {}
+            _compile(compiler, folder, [*flags, "-shared", *paths, "-o", _RUNTIME, f"-Wl,-soname,{soname}"])
+        else:
+            for path in paths:
+                _compile(compiler, folder, [*flags, "-c", path, "-o", Path(path).stem + ".o"])
+            objects = [Path(path).stem + ".o" for path in paths]
+            link = [f"-fsanitize={sanitizer}", "-pthread", "-rdynamic", *objects, "-o", _RUNTIME, "-ldl"]
+            _compile(compiler, folder, link)
+        (folder / "empty.cpp").write_text("", encoding="utf-8")
+        try:
+            _compile(compiler, folder, ["-Werror", *_FILL_FLAGS, "-fsyntax-only", "empty.cpp"])
+        except BuildError:
+            return {"flags": []}
+        return {"flags": list(_FILL_FLAGS)}
 
-    return cached(parts, produce).folder / "runtime"
+    entry = cached(parts, produce)
+    return _Runtime(entry.folder / _RUNTIME, entry.key, tuple(entry.notes["flags"]))
 
 
 _loaded: dict[Path, ctypes.CDLL] = {}

@@ -23,7 +23,7 @@ __device__ __forceinline__ void copy_async(const Shared<T, COUNT>& tile, int i, 
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
   }
 #else
-  tile.set_vector(i, load_vector<N>(from));
+  store_vector(tile, i, load_vector<N>(from));
 #endif
 }
 

@@ -3,8 +3,8 @@
 //   Shared<T, COUNT> tile(address)   COUNT elements of T from byte `address` of the block's shared memory,
 //                                    a multiple of sizeof(T) (of 16 for vector access)
 //   tile[i]                          element i, to read or to assign; 0 <= i < COUNT
-//   tile.vector<N>(i)                elements i .. i + N - 1 as a Vec<T, N>, one access; i a multiple of N
-//   tile.set_vector(i, v)            the same, written
+//   load_vector<N>(tile, i)          elements i .. i + N - 1 as a Vec<T, N>, one access; i a multiple of N
+//   store_vector(tile, i, v)         the same, written
 //   tile.address_of(i)               block-relative byte address of element i
 //
 // The launch gives the size in bytes. Views may overlap in time, never between two barriers.
@@ -24,15 +24,15 @@ struct Shared {
     return reinterpret_cast<T*>(shared_memory + address)[i];
   }
 
-  template <int N>
-  __device__ __forceinline__ Vec<T, N> vector(int i) const {
-    return load_vector<N>(&(*this)[i]);
-  }
-
-  template <int N>
-  __device__ __forceinline__ void set_vector(int i, const Vec<T, N>& value) const {
-    store_vector(&(*this)[i], value);
-  }
-
   __device__ __forceinline__ uint32 address_of(int i) const { return address + i * sizeof(T); }
 };
+
+template <int N, class T, int COUNT>
+__device__ __forceinline__ Vec<T, N> load_vector(const Shared<T, COUNT>& tile, int i) {
+  return load_vector<N>(&tile[i]);
+}
+
+template <class T, int COUNT, int N>
+__device__ __forceinline__ void store_vector(const Shared<T, COUNT>& tile, int i, const Vec<T, N>& value) {
+  store_vector(&tile[i], value);
+}

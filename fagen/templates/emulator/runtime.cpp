@@ -34,9 +34,17 @@ __thread FagenThread* fagen_self = nullptr;
 namespace {
 
 enum class Schedule : int { forward = 0, backward = 1, random = 2 };
+enum class Moment { at_issue, at_wait, between };  // when an operation takes effect
 enum class State : unsigned char { absent, ready, at_barrier, in_warp, polling, gone };
 
 struct Block;
+
+// An operation in flight: run(data) makes it happen.
+struct Operation {
+  void (*run)(void*);
+  unsigned group;
+  alignas(16) unsigned char data[64];
+};
 
 struct Fiber : FagenThread {
   Context context;
@@ -48,6 +56,8 @@ struct Fiber : FagenThread {
   const char* what = "";
   unsigned meeting_mask = 0;
   unsigned groups_committed = 0;
+  std::vector<Operation> flying;
+  size_t place_among_busy = 0;
   Shadow shadow;
 };
 
@@ -74,14 +84,6 @@ struct Block {
   int barrier_line = 0;
   Moments moments;
   unsigned char* shared = nullptr;
-};
-
-// An operation in flight: run(data) makes it happen.
-struct Operation {
-  void (*run)(void*);
-  Fiber* issuer;
-  unsigned group;
-  alignas(16) unsigned char data[64];
 };
 
 struct Random {
@@ -148,7 +150,8 @@ class Scheduler {
       wanted = std::max(wanted, RACE_THREADS / block_threads_ + 1ull);  // only live blocks race
     const unsigned long long mine = (launch.blocks + request_.workers - 1 - worker) / request_.workers;
     capacity_ = static_cast<unsigned>(std::min(wanted, mine));
-    moments_ = random_.below(4);
+    constexpr Moment choices[] = {Moment::at_issue, Moment::at_wait, Moment::between, Moment::between};
+    moments_ = choices[random_.below(4)];
   }
 
   ~Scheduler() {
@@ -176,14 +179,15 @@ class Scheduler {
   const FagenLaunch& request_;
   unsigned long long next_block_;
   Random random_;
-  unsigned block_threads_, capacity_, moments_;
+  unsigned block_threads_, capacity_;
+  Moment moments_;
   bool progress_ = false, stopped_ = false;
   char* stacks_ = nullptr;
   size_t stacks_bytes_ = 0;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
   std::vector<std::unique_ptr<Block>> live_;
-  std::vector<Operation> flying_;
+  std::vector<Fiber*> busy_;  // those with an operation in flight
   size_t block_cursor_ = 0;
   unsigned warp_cursor_ = 0;
   Context home_;
@@ -198,7 +202,8 @@ class Scheduler {
   void make_ready(Fiber& fiber);
   Fiber* pick();
   bool wake_pollers();
-  void complete(size_t index);
+  void complete(Fiber& fiber, size_t index);
+  void complete_any();
   void report_deadlock();
   unsigned choose(unsigned mask);
   std::string who_waits(const Block& block) const;
@@ -331,13 +336,7 @@ void Scheduler::leave(Fiber& fiber) {
             "has left the kernel, and " + std::to_string(block.arrived) +
                 " threads of its block wait for it at __syncthreads");
   }
-  for (size_t i = 0; i < flying_.size();) {
-    if (flying_[i].issuer == &fiber) {
-      complete(i);
-    } else {
-      ++i;
-    }
-  }
+  while (!fiber.flying.empty()) complete(fiber, 0);
   warp.gone |= 1u << fiber.lane;
   block.gone += 1;
   progress_ = true;
@@ -430,24 +429,38 @@ void Scheduler::poll(Fiber& fiber, const char* what, int line) {
 }
 
 void Scheduler::issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes, int line) {
-  Operation operation{run, &fiber, fiber.groups_committed, {}};
+  Operation operation{run, fiber.groups_committed, {}};
   if (bytes > sizeof operation.data) finding(fiber, line, "an operation with too many operands");
   memcpy(operation.data, data, bytes);
-  flying_.push_back(operation);
-  if (moments_ == 0) complete(flying_.size() - 1);
+  if (fiber.flying.empty()) {
+    fiber.place_among_busy = busy_.size();
+    busy_.push_back(&fiber);
+  }
+  fiber.flying.push_back(operation);
+  if (moments_ == Moment::at_issue) complete(fiber, fiber.flying.size() - 1);
 }
 
-void Scheduler::complete(size_t index) {
-  Operation operation = flying_[index];
-  flying_.erase(flying_.begin() + static_cast<long>(index));
+void Scheduler::complete(Fiber& fiber, size_t index) {
+  Operation operation = fiber.flying[index];
+  fiber.flying.erase(fiber.flying.begin() + static_cast<long>(index));
+  if (fiber.flying.empty()) {
+    busy_[fiber.place_among_busy] = busy_.back();
+    busy_[fiber.place_among_busy]->place_among_busy = fiber.place_among_busy;
+    busy_.pop_back();
+  }
   operation.run(operation.data);
   progress_ = true;
 }
 
+void Scheduler::complete_any() {
+  Fiber& fiber = *busy_[random_.below(static_cast<unsigned>(busy_.size()))];
+  complete(fiber, random_.below(static_cast<unsigned>(fiber.flying.size())));
+}
+
 void Scheduler::wait_groups(Fiber& fiber, unsigned groups) {
-  for (size_t i = 0; i < flying_.size();) {
-    if (flying_[i].issuer == &fiber && flying_[i].group + groups < fiber.groups_committed) {
-      complete(i);
+  for (size_t i = 0; i < fiber.flying.size();) {
+    if (fiber.flying[i].group + groups < fiber.groups_committed) {
+      complete(fiber, i);
     } else {
       ++i;
     }
@@ -474,8 +487,8 @@ Fiber* Scheduler::pick() {
     if (dice % 4 == 0) block_cursor_ = dice >> 8;
     if (dice % 4 == 0 || dice % 4 == 1) warp_cursor_ = ~0u;
     if (dice / 16 % 16 == 0) wake_pollers();
-    if (moments_ > 1 && !flying_.empty() && dice / 4 % 4 == 0) complete((dice >> 8) % flying_.size());
   }
+  if (moments_ == Moment::between && !busy_.empty() && random_.below(4) == 0) complete_any();
   for (size_t tries = 0; tries < live_.size(); ++tries, ++block_cursor_) {
     block_cursor_ %= live_.size();
     Block& block = *live_[block_cursor_];
@@ -551,16 +564,14 @@ void Scheduler::run() {
     }
     // Nobody is ready. Whoever spins looks again; if that has changed nothing, the hardware has to do something.
     if (!progress_) {
-      if (flying_.empty()) {
+      if (busy_.empty()) {
         report_deadlock();
         break;
       }
-      complete(random_.below(static_cast<unsigned>(flying_.size())));
+      complete_any();
     }
     progress_ = false;
-    if (!wake_pollers() && flying_.empty()) {
-      report_deadlock();
-    }
+    if (!wake_pollers() && busy_.empty()) report_deadlock();
   }
   acquire(&end_);
   scheduler = nullptr;

@@ -24,16 +24,6 @@ struct Shared {
 
   T& operator[](FagenPlace at) const { return *access(at.i, 1, at.line); }
 
-  template <int N>
-  Vec<T, N> vector(int i, int line = __builtin_LINE()) const {
-    return load_vector<N>(access(i, N, line), line);
-  }
-
-  template <int N>
-  void set_vector(int i, const Vec<T, N>& value, int line = __builtin_LINE()) const {
-    store_vector(access(i, N, line), value, line);
-  }
-
   uint32 address_of(int i) const { return address + i * sizeof(T); }
 
   // Where `count` elements from i lie, once that is known to be inside the view.
@@ -44,3 +34,14 @@ struct Shared {
     return reinterpret_cast<T*>(fagen_self->shared + address) + i;
   }
 };
+
+template <int N, class T, int COUNT>
+inline Vec<T, N> load_vector(const Shared<T, COUNT>& tile, int i, int line = __builtin_LINE()) {
+  return load_vector<N>(tile.access(i, N, line), line);
+}
+
+template <class T, int COUNT, int N>
+inline void store_vector(const Shared<T, COUNT>& tile, int i, const Vec<T, N>& value,
+                         int line = __builtin_LINE()) {
+  store_vector(tile.access(i, N, line), value, line);
+}
