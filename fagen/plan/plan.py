@@ -48,6 +48,27 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class SharedTile:
+    """A piece of a block's shared memory: ``rows`` x ``pitch`` elements from byte ``address``.
+
+    Tiles of different walks, and of the steps of a walk that a barrier separates, may overlap. ``pitch`` is at least the
+    row's width: the rest keeps threads of a warp on different banks. `plan.cost.shared_tiles` lays them out and says
+    what each holds.
+    """
+
+    name: str
+    storage: Storage
+    rows: int
+    pitch: int
+    address: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tile."""
+        return self.rows * self.pitch * STORAGE_BYTES[self.storage]
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """One kernel: a stage, the schedule that runs it, and its tiles.
 
@@ -70,7 +91,7 @@ class KernelPlan:
     block_feature: int
     rows: int
     columns: int
-    shared_bytes: int
+    shared: tuple[SharedTile, ...]
     ranges: tuple[RangePlan | None, ...]
     """For each walk, what bounds its loop; None where it visits every tile."""
 
@@ -78,6 +99,11 @@ class KernelPlan:
     def threads(self) -> int:
         """Threads of a block."""
         return self.rows * self.columns
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return max((tile.address + tile.bytes for tile in self.shared), default=0)
 
 
 @dataclass(frozen=True)
