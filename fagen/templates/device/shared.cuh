@@ -7,7 +7,7 @@
 //   store_vector(tile, i, v)         the same, written
 //   tile.address_of(i)               block-relative byte address of element i
 //
-// The launch gives the size in bytes. Views may overlap in time, never between two barriers.
+// The launch gives the size in bytes. Views may share bytes where a barrier parts their uses.
 #pragma once
 
 #include "types.cuh"

@@ -28,7 +28,7 @@ struct Shared {
 
   // Where `count` elements from i lie, once that is known to be inside the view.
   T* access(int i, int count, int line) const {
-    if (static_cast<unsigned>(i) > static_cast<unsigned>(COUNT - count)) {
+    if (static_cast<uint64>(static_cast<uint32>(i)) + count > COUNT) {
       fagen_finding(line, "element %d of a view of %d elements in shared memory", i, COUNT);
     }
     return reinterpret_cast<T*>(fagen_self->shared + address) + i;

@@ -1,0 +1,29 @@
+// atomic.cuh: what blocks of one launch share through global memory.
+//
+//   atomic_add(pointer, x)            fp32 sum, in no fixed order
+//   fetch_next(counter)               adds 1 to an int32 counter and gives its value before
+//   wait_for_turn(counter, turn)      one thread of a block spins until the counter reaches `turn`, then sees all that
+//                                     was written before the turns passed; only blocks that are sure to run may be awaited
+//   pass_turn(counter)                adds 1 to the counter after all this thread has written or seen
+#pragma once
+
+#include "types.cuh"
+
+__device__ __forceinline__ void atomic_add(float* to, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
+
+__device__ __forceinline__ int32 fetch_next(int32* counter) {
+  return atomicAdd(counter, 1);
+}
+
+__device__ __forceinline__ void wait_for_turn(const int32* counter, int32 turn) {
+  int32 seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (seen < turn);
+}
+
+__device__ __forceinline__ void pass_turn(int32* counter) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}

@@ -1,0 +1,41 @@
+// math.cuh: scalar functions of float and of integers.
+//
+//   expf exp2f logf log2f tanhf erff sqrtf rsqrtf sinf cosf fabsf floorf fminf fmaxf fmaf INFINITY   as in CUDA
+//   exp2_approx(x) tanh_approx(x)   the hardware's instructions: 2 ulp with subnormals flushed; 2^-11 relative
+//   maximum(x, y) minimum(x, y)     float (a NaN wins), int32, int64
+//   floor_div(x, y) floor_mod(x, y) Python's // and % for int32, int64 and float; integers by 0 give 0
+#pragma once
+
+#include "integers.cuh"
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+__device__ __forceinline__ float tanh_approx(float x) {
+  float result;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+__device__ __forceinline__ float maximum(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+#else
+  return x > y || x != x ? x : y;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+#else
+  return x < y || x != x ? x : y;
+#endif
+}

@@ -1,0 +1,40 @@
+// warp.cuh: what the threads of a warp and of a block do together.
+//
+//   __syncthreads() __syncwarp()                                  order memory, as in CUDA
+//   __shfl_sync __shfl_xor_sync __shfl_down_sync __ballot_sync    as in CUDA; order no memory
+//   FULL_WARP                                                     the mask of all 32 lanes
+//   lane_sum<LANES>(x) lane_max<LANES>(x) lane_min<LANES>(x)
+//       over each group of LANES neighbouring lanes (a power of two up to 32); every lane gets the result.
+//       All 32 lanes must call. x is float, int32 or int64; max and min give NaN if any x is.
+#pragma once
+
+#include "math.cuh"
+
+constexpr uint32 FULL_WARP = 0xffffffffu;
+
+template <int LANES, class T>
+__device__ __forceinline__ T lane_sum(T x) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    x += __shfl_xor_sync(FULL_WARP, x, step);
+  }
+  return x;
+}
+
+template <int LANES, class T>
+__device__ __forceinline__ T lane_max(T x) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    x = maximum(x, __shfl_xor_sync(FULL_WARP, x, step));
+  }
+  return x;
+}
+
+template <int LANES, class T>
+__device__ __forceinline__ T lane_min(T x) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    x = minimum(x, __shfl_xor_sync(FULL_WARP, x, step));
+  }
+  return x;
+}

@@ -1,0 +1,28 @@
+// atomic.cuh: what blocks of one launch share through global memory, on a CPU.
+// The names are those of device/atomic.cuh.
+#pragma once
+
+#include "types.cuh"
+
+inline void atomic_add(float* to, float x) {
+  auto* word = reinterpret_cast<uint32*>(to);
+  uint32 seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(word, &seen, bits_of(float_of(seen) + x), true, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED)) {
+  }
+}
+
+inline int32 fetch_next(int32* counter) {
+  return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+}
+
+inline void wait_for_turn(const int32* counter, int32 turn, int line = __builtin_LINE()) {
+  while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < turn) {
+    fagen_poll("wait_for_turn", line);
+  }
+  fagen_polled();
+}
+
+inline void pass_turn(int32* counter) {
+  __atomic_fetch_add(counter, 1, __ATOMIC_RELEASE);
+}

@@ -1,0 +1,649 @@
+// runtime.cpp: the scheduler of the emulator, compiled once.
+//
+// Every CUDA thread is a fiber that runs until it has to wait. A few blocks are live at once, as many as a small number
+// of multiprocessors holds, and take turns. The schedule picks who goes on: the lowest warp and lane that can
+// (forward), the highest (backward), or one by the seed's dice (random). Memory is what the kernel's own loads and
+// stores make of it, so a missing barrier shows as soon as a schedule runs a reader before its writer.
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "context.h"
+#include "core.h"
+#include "launch.h"
+#include "shadow.h"
+
+#undef threadIdx
+#undef blockIdx
+#undef blockDim
+#undef gridDim
+
+__thread FagenThread* fagen_self = nullptr;
+
+namespace {
+
+enum class Schedule : int { forward = 0, backward = 1, random = 2 };
+enum class Moment { at_issue, at_wait, between };  // when an operation takes effect
+enum class State : unsigned char { absent, ready, at_barrier, in_warp, polling, gone };
+
+struct Block;
+
+// An operation in flight: run(data) makes it happen.
+struct Operation {
+  void (*run)(void*);
+  unsigned group;
+  alignas(16) unsigned char data[64];
+};
+
+struct Fiber : FagenThread {
+  Context context;
+  char* stack = nullptr;
+  unsigned number = 0;  // in its block
+  Block* owner = nullptr;
+  State state = State::absent;
+  int line = 0;
+  const char* what = "";
+  unsigned meeting_mask = 0;
+  unsigned groups_committed = 0;
+  std::vector<Operation> flying;
+  size_t place_among_busy = 0;
+  Shadow shadow;
+};
+
+// Where threads that meet hand over what they have seen of memory. Two of them, used in turn: who is fast may be at
+// the next meeting before who is slow has left this one.
+struct Moments {
+  unsigned long long moment[2] = {};
+  unsigned passed = 0;
+  void* now() { return &moment[passed % 2]; }
+};
+
+struct Warp {
+  unsigned ready = 0, polling = 0, meeting = 0, gone = 0;  // by lane
+  void* arguments[32];
+  Moments moments[32];  // by the lowest lane of the mask
+};
+
+struct Block {
+  FagenIndex index;
+  std::vector<Fiber*> fibers;
+  std::vector<Warp> warps;
+  unsigned ready_warps = 0;  // by warp
+  unsigned arrived = 0, gone = 0;
+  int barrier_line = 0;
+  Moments moments;
+  unsigned char* shared = nullptr;
+};
+
+struct Random {
+  unsigned long long state;
+  unsigned next() {  // splitmix64
+    unsigned long long z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return static_cast<unsigned>((z ^ z >> 31) >> 16);
+  }
+  unsigned below(unsigned bound) { return next() % bound; }
+};
+
+constexpr size_t PAGE_BYTES = 4096;
+constexpr size_t STACK_BYTES = 256 * 1024;  // virtual; a fiber touches what it uses
+constexpr unsigned MULTIPROCESSOR_THREADS = 2048, MULTIPROCESSOR_SHARED_BYTES = 227 * 1024;
+constexpr unsigned RACE_THREADS = 1024;  // each costs the sanitizer milliseconds to set up
+
+}  // namespace
+
+namespace {
+
+// What the OS threads of one launch have in common.
+struct Launch {
+  const FagenLaunch& request;
+  std::atomic<bool> failed{false};
+  unsigned long long blocks;
+  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+  explicit Launch(const FagenLaunch& request)
+      : request(request), blocks(1ull * request.grid[0] * request.grid[1] * request.grid[2]) {}
+
+  void fail(const std::string& text) {
+    pthread_mutex_lock(&lock);
+    if (!failed) snprintf(request.report, request.report_bytes, "%s", text.c_str());
+    failed = true;
+    pthread_mutex_unlock(&lock);
+  }
+};
+
+std::string position(FagenIndex at) {
+  return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
+}
+
+unsigned lowest(unsigned mask) {
+  return __builtin_ctz(mask);
+}
+unsigned highest(unsigned mask) {
+  return 31 - __builtin_clz(mask);
+}
+
+// Runs every `workers`-th block of a launch on one OS thread.
+class Scheduler {
+ public:
+  Scheduler(Launch& launch, unsigned worker)
+      : launch_(launch), request_(launch.request), next_block_(worker), random_{request_.seed * 64 + worker} {
+    block_threads_ = request_.block[0] * request_.block[1] * request_.block[2];
+    random_.next();
+    const unsigned processors = request_.multiprocessors ? request_.multiprocessors : 1 + random_.below(3);
+    const unsigned resident = std::min(MULTIPROCESSOR_THREADS / block_threads_,
+                                       MULTIPROCESSOR_SHARED_BYTES / (request_.shared_bytes + 1024));
+    unsigned long long wanted = processors * std::max(1u, std::min(2u, resident));
+    if (WATCHES_RACES)
+      wanted = std::max(wanted, RACE_THREADS / block_threads_ + 1ull);  // only live blocks race
+    const unsigned long long mine = (launch.blocks + request_.workers - 1 - worker) / request_.workers;
+    capacity_ = static_cast<unsigned>(std::min(wanted, mine));
+    constexpr Moment choices[] = {Moment::at_issue, Moment::at_wait, Moment::between, Moment::between};
+    moments_ = choices[random_.below(4)];
+  }
+
+  ~Scheduler() {
+    for (auto& block : live_) free(block->shared);
+    if (stacks_) munmap(stacks_, stacks_bytes_);
+  }
+
+  void run();
+
+  void barrier(Fiber& fiber, int line);
+  void meet(Fiber& fiber, const char* what, unsigned mask, int line, void* argument,
+            void (*resolve)(void* const*, unsigned), bool orders_memory);
+  void poll(Fiber& fiber, const char* what, int line);
+  void polled() { progress_ = true; }
+  void issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes, int line);
+  void wait_groups(Fiber& fiber, unsigned groups);
+  [[noreturn]] void finding(Fiber& fiber, int line, const std::string& text);
+  [[noreturn]] void leave(Fiber& fiber);
+  static void first_steps();
+
+  const FagenLaunch& request() const { return request_; }
+
+ private:
+  Launch& launch_;
+  const FagenLaunch& request_;
+  unsigned long long next_block_;
+  Random random_;
+  unsigned block_threads_, capacity_;
+  Moment moments_;
+  bool progress_ = false, stopped_ = false;
+  char* stacks_ = nullptr;
+  size_t stacks_bytes_ = 0;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+  std::vector<std::unique_ptr<Block>> live_;
+  std::vector<Fiber*> busy_;  // those with an operation in flight
+  size_t block_cursor_ = 0;
+  unsigned warp_cursor_ = 0;
+  Context home_;
+  Shadow home_shadow_;
+  unsigned long long end_ = 0;  // the moment after all threads
+
+  void make_fibers();
+  void admit_blocks();
+  void retire(Block& block);
+  void resume(Fiber& fiber);
+  void suspend(Fiber& fiber, State state);
+  void make_ready(Fiber& fiber);
+  Fiber* pick();
+  bool wake_pollers();
+  void complete(Fiber& fiber, size_t index);
+  void complete_any();
+  void report_deadlock();
+  unsigned choose(unsigned mask);
+  std::string who_waits(const Block& block) const;
+};
+
+__thread Scheduler* scheduler __attribute__((tls_model("initial-exec"))) = nullptr;
+
+void Scheduler::make_fibers() {
+  const size_t count = static_cast<size_t>(capacity_) * block_threads_;
+  stacks_bytes_ = count * STACK_BYTES;
+  void* memory = mmap(nullptr, stacks_bytes_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    launch_.fail("the emulator finds no memory for the stacks of " + std::to_string(count) + " threads");
+    return;
+  }
+  stacks_ = static_cast<char*>(memory);
+  for (size_t i = 0; i < count; ++i) {
+    auto fiber = std::make_unique<Fiber>();
+    fiber->stack = stacks_ + i * STACK_BYTES;
+    mprotect(fiber->stack, PAGE_BYTES, PROT_NONE);
+    const std::string name = "thread " + std::to_string(i % block_threads_);
+    fiber->shadow.create(fiber->stack + PAGE_BYTES, STACK_BYTES - PAGE_BYTES, name.c_str());
+    idle_.push_back(fiber.get());
+    fibers_.push_back(std::move(fiber));
+  }
+  std::reverse(idle_.begin(), idle_.end());
+}
+
+void Scheduler::admit_blocks() {
+  while (live_.size() < capacity_ && next_block_ < launch_.blocks) {
+    auto block = std::make_unique<Block>();
+    const unsigned* grid = request_.grid;
+    const unsigned* dim = request_.block;
+    block->index = {static_cast<unsigned>(next_block_ % grid[0]),
+                    static_cast<unsigned>(next_block_ / grid[0] % grid[1]),
+                    static_cast<unsigned>(next_block_ / grid[0] / grid[1])};
+    next_block_ += request_.workers;
+    if (request_.shared_bytes) {
+      void* shared = nullptr;
+      if (posix_memalign(&shared, 1024, request_.shared_bytes) == 0)
+        memset(shared, 0xff, request_.shared_bytes);
+      block->shared = static_cast<unsigned char*>(shared);
+    }
+    block->warps.resize((block_threads_ + 31) / 32);
+    for (unsigned i = 0; i < block_threads_; ++i) {
+      Fiber& fiber = *idle_.back();
+      idle_.pop_back();
+      fiber.thread = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
+      fiber.block = block->index;
+      fiber.block_dim = {dim[0], dim[1], dim[2]};
+      fiber.grid_dim = {grid[0], grid[1], grid[2]};
+      fiber.shared = block->shared;
+      fiber.shared_bytes = request_.shared_bytes;
+      fiber.lane = i % 32;
+      fiber.number = i;
+      fiber.owner = block.get();
+      fiber.groups_committed = 0;
+      // Stacks start at different lines of the cache, or all fibers would compete for the same few.
+      char* top = fiber.stack + STACK_BYTES - (i * 320) % 3840 / 64 * 64;
+      fiber.context.start(fiber.stack + PAGE_BYTES, top, first_steps);
+      block->fibers.push_back(&fiber);
+      make_ready(fiber);
+    }
+    live_.push_back(std::move(block));
+  }
+}
+
+void Scheduler::retire(Block& block) {
+  idle_.insert(idle_.end(), block.fibers.rbegin(), block.fibers.rend());
+  free(block.shared);
+  for (size_t i = 0; i < live_.size(); ++i) {
+    if (live_[i].get() == &block) {
+      live_.erase(live_.begin() + static_cast<long>(i));
+      break;
+    }
+  }
+  admit_blocks();
+}
+
+void Scheduler::make_ready(Fiber& fiber) {
+  fiber.state = State::ready;
+  fiber.owner->warps[fiber.number / 32].ready |= 1u << fiber.lane;
+  fiber.owner->ready_warps |= 1u << fiber.number / 32;
+}
+
+void Scheduler::first_steps() {
+  Fiber& fiber = *static_cast<Fiber*>(fagen_self);
+  after_switch(fiber.shadow, &scheduler->home_shadow_);
+  scheduler->request_.enter(scheduler->request_.params);
+  scheduler->leave(fiber);
+}
+
+void Scheduler::resume(Fiber& fiber) {
+  fagen_self = &fiber;
+  before_switch(home_shadow_, fiber.shadow, false);
+  switch_context(home_, fiber.context);
+  after_switch(home_shadow_, nullptr);
+  fagen_self = nullptr;
+}
+
+void Scheduler::suspend(Fiber& fiber, State state) {
+  fiber.state = state;
+  before_switch(fiber.shadow, home_shadow_, state == State::gone);
+  switch_context(fiber.context, home_);
+  after_switch(fiber.shadow, &home_shadow_);
+}
+
+void Scheduler::finding(Fiber& fiber, int line, const std::string& text) {
+  launch_.fail("line " + std::to_string(line) + ": thread " + position(fiber.thread) + " of block " +
+               position(fiber.block) + ": " + text);
+  stopped_ = true;
+  suspend(fiber, State::gone);
+  abort();  // a stopped launch resumes nobody
+}
+
+void Scheduler::leave(Fiber& fiber) {
+  Block& block = *fiber.owner;
+  Warp& warp = block.warps[fiber.number / 32];
+  for (unsigned waiting = warp.meeting; waiting; waiting &= waiting - 1) {
+    const Fiber& other = *block.fibers[fiber.number / 32 * 32 + lowest(waiting)];
+    if (other.meeting_mask >> fiber.lane & 1) {
+      finding(
+          fiber, other.line,
+          "has left the kernel, and lane " + std::to_string(other.lane) + " waits for it at " + other.what);
+    }
+  }
+  if (block.arrived) {
+    finding(fiber, block.barrier_line,
+            "has left the kernel, and " + std::to_string(block.arrived) +
+                " threads of its block wait for it at __syncthreads");
+  }
+  while (!fiber.flying.empty()) complete(fiber, 0);
+  warp.gone |= 1u << fiber.lane;
+  block.gone += 1;
+  progress_ = true;
+  release(&end_);
+  suspend(fiber, State::gone);
+  abort();
+}
+
+void Scheduler::barrier(Fiber& fiber, int line) {
+  Block& block = *fiber.owner;
+  if (block.gone) {
+    finding(fiber, line,
+            "waits at __syncthreads, and " + std::to_string(block.gone) +
+                " threads of its block have left the kernel");
+  }
+  if (block.arrived && block.barrier_line != line) {
+    finding(fiber, line,
+            "waits at __syncthreads, and " + std::to_string(block.arrived) +
+                " threads of its block wait at the one of line " + std::to_string(block.barrier_line));
+  }
+  block.barrier_line = fiber.line = line;
+  fiber.what = "__syncthreads";
+  block.arrived += 1;
+  progress_ = true;
+  void* moment = block.moments.now();
+  release(moment);
+  if (block.arrived == block.fibers.size()) {
+    block.arrived = 0;
+    block.moments.passed += 1;
+    for (Fiber* each : block.fibers) make_ready(*each);
+    block_cursor_ += request_.schedule == static_cast<int>(Schedule::backward) ? live_.size() - 1 : 1;
+    suspend(fiber, State::ready);
+  } else {
+    suspend(fiber, State::at_barrier);
+  }
+  acquire(moment);
+}
+
+void Scheduler::meet(Fiber& fiber, const char* what, unsigned mask, int line, void* argument,
+                     void (*resolve)(void* const*, unsigned), bool orders_memory) {
+  Block& block = *fiber.owner;
+  const unsigned warp_number = fiber.number / 32;
+  Warp& warp = block.warps[warp_number];
+  Fiber* const* lanes = &block.fibers[warp_number * 32];
+  const unsigned exist = warp_number * 32 + 32 <= block_threads_ ? ~0u : (1u << block_threads_ % 32) - 1;
+  if (!(mask >> fiber.lane & 1))
+    finding(fiber, line, std::string(what) + " with a mask that lacks its own lane");
+  if (mask & (warp.gone | ~exist)) {
+    finding(fiber, line,
+            std::string(what) + " waits for lane " + std::to_string(lowest(mask & (warp.gone | ~exist))) +
+                ", which has left the kernel or never was");
+  }
+  fiber.what = what;
+  fiber.line = line;
+  fiber.meeting_mask = mask;
+  warp.arguments[fiber.lane] = argument;
+  warp.meeting |= 1u << fiber.lane;
+  progress_ = true;
+  const bool complete = (warp.meeting & mask) == mask;
+  unsigned others = warp.meeting & mask & ~(1u << fiber.lane);
+  if (!complete && others) others = 1u << lowest(others);  // the last to come looks at all
+  for (; others; others &= others - 1) {
+    const Fiber& other = *lanes[lowest(others)];
+    if (other.line != line || other.meeting_mask != mask || strcmp(other.what, what) != 0) {
+      char text[160];
+      snprintf(text, sizeof text, "%s with mask %08x, and lane %u is at %s of line %d with mask %08x", what,
+               mask, other.lane, other.what, other.line, other.meeting_mask);
+      finding(fiber, line, text);
+    }
+  }
+  Moments& moments = warp.moments[lowest(mask)];
+  void* moment = moments.now();
+  if (orders_memory) release(moment);
+  if (complete) {
+    resolve(warp.arguments, mask);
+    warp.meeting &= ~mask;
+    if (orders_memory) moments.passed += 1;
+    for (unsigned each = mask; each; each &= each - 1) make_ready(*lanes[lowest(each)]);
+  }
+  suspend(fiber, complete ? State::ready : State::in_warp);
+  if (orders_memory) acquire(moment);
+}
+
+void Scheduler::poll(Fiber& fiber, const char* what, int line) {
+  Warp& warp = fiber.owner->warps[fiber.number / 32];
+  fiber.what = what;
+  fiber.line = line;
+  warp.polling |= 1u << fiber.lane;
+  suspend(fiber, State::polling);
+}
+
+void Scheduler::issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes, int line) {
+  Operation operation{run, fiber.groups_committed, {}};
+  if (bytes > sizeof operation.data) finding(fiber, line, "an operation with too many operands");
+  memcpy(operation.data, data, bytes);
+  if (fiber.flying.empty()) {
+    fiber.place_among_busy = busy_.size();
+    busy_.push_back(&fiber);
+  }
+  fiber.flying.push_back(operation);
+  if (moments_ == Moment::at_issue) complete(fiber, fiber.flying.size() - 1);
+}
+
+void Scheduler::complete(Fiber& fiber, size_t index) {
+  Operation operation = fiber.flying[index];
+  fiber.flying.erase(fiber.flying.begin() + static_cast<long>(index));
+  if (fiber.flying.empty()) {
+    busy_[fiber.place_among_busy] = busy_.back();
+    busy_[fiber.place_among_busy]->place_among_busy = fiber.place_among_busy;
+    busy_.pop_back();
+  }
+  operation.run(operation.data);
+  progress_ = true;
+}
+
+void Scheduler::complete_any() {
+  Fiber& fiber = *busy_[random_.below(static_cast<unsigned>(busy_.size()))];
+  complete(fiber, random_.below(static_cast<unsigned>(fiber.flying.size())));
+}
+
+void Scheduler::wait_groups(Fiber& fiber, unsigned groups) {
+  for (size_t i = 0; i < fiber.flying.size();) {
+    if (fiber.flying[i].group + groups < fiber.groups_committed) {
+      complete(fiber, i);
+    } else {
+      ++i;
+    }
+  }
+}
+
+unsigned Scheduler::choose(unsigned mask) {
+  switch (static_cast<Schedule>(request_.schedule)) {
+    case Schedule::forward:
+      return lowest(mask);
+    case Schedule::backward:
+      return highest(mask);
+    case Schedule::random:
+      break;
+  }
+  const unsigned turn = random_.next() & 31;
+  const unsigned turned = mask >> turn | mask << (-turn & 31);
+  return (lowest(turned) + turn) & 31;
+}
+
+Fiber* Scheduler::pick() {
+  if (request_.schedule == static_cast<int>(Schedule::random)) {
+    const unsigned dice = random_.next();
+    if (dice % 4 == 0) block_cursor_ = dice >> 8;
+    if (dice % 4 == 0 || dice % 4 == 1) warp_cursor_ = ~0u;
+    if (dice / 16 % 16 == 0) wake_pollers();
+  }
+  if (moments_ == Moment::between && !busy_.empty() && random_.below(4) == 0) complete_any();
+  for (size_t tries = 0; tries < live_.size(); ++tries, ++block_cursor_) {
+    block_cursor_ %= live_.size();
+    Block& block = *live_[block_cursor_];
+    if (!block.ready_warps) continue;
+    if (warp_cursor_ >= block.warps.size() || !block.warps[warp_cursor_].ready ||
+        request_.schedule != static_cast<int>(Schedule::random)) {
+      warp_cursor_ = choose(block.ready_warps);
+    }
+    Warp& warp = block.warps[warp_cursor_];
+    const unsigned lane = choose(warp.ready);
+    warp.ready &= ~(1u << lane);
+    if (!warp.ready) block.ready_warps &= ~(1u << warp_cursor_);
+    return block.fibers[warp_cursor_ * 32 + lane];
+  }
+  return nullptr;
+}
+
+bool Scheduler::wake_pollers() {
+  bool any = false;
+  for (auto& block : live_) {
+    for (size_t w = 0; w < block->warps.size(); ++w) {
+      for (unsigned lanes = block->warps[w].polling; lanes; lanes &= lanes - 1) {
+        make_ready(*block->fibers[w * 32 + lowest(lanes)]);
+        any = true;
+      }
+      block->warps[w].polling = 0;
+    }
+  }
+  return any;
+}
+
+std::string Scheduler::who_waits(const Block& block) const {
+  std::string text;
+  for (size_t i = 0; i < block.fibers.size();) {
+    const Fiber& fiber = *block.fibers[i];
+    size_t end = i + 1;
+    while (end < block.fibers.size() && block.fibers[end]->state == fiber.state &&
+           block.fibers[end]->line == fiber.line) {
+      ++end;
+    }
+    text += "\n  block " + position(block.index) + " thread" + (end - i > 1 ? "s " : " ") +
+            std::to_string(i) + (end - i > 1 ? " to " + std::to_string(end - 1) : "");
+    text += fiber.state == State::gone
+                ? " left the kernel"
+                : std::string(fiber.state == State::polling ? " spins in " : " waits at ") + fiber.what +
+                      ", line " + std::to_string(fiber.line);
+    i = end;
+  }
+  return text;
+}
+
+void Scheduler::report_deadlock() {
+  std::string text = "deadlock: no thread can go on";
+  for (const auto& block : live_) text += who_waits(*block);
+  launch_.fail(text);
+  stopped_ = true;
+}
+
+void Scheduler::run() {
+  scheduler = this;
+  home_shadow_.adopt();
+  make_fibers();
+  Unwatched unwatched;
+  if (!launch_.failed) admit_blocks();
+  progress_ = true;
+  while (!live_.empty() && !stopped_ && !launch_.failed) {
+    Fiber* fiber = pick();
+    if (fiber) {
+      resume(*fiber);
+      if (fiber->state == State::gone && fiber->owner->gone == fiber->owner->fibers.size())
+        retire(*fiber->owner);
+      continue;
+    }
+    // Nobody is ready. Whoever spins looks again; if that has changed nothing, the hardware has to do something.
+    if (!progress_) {
+      if (busy_.empty()) {
+        report_deadlock();
+        break;
+      }
+      complete_any();
+    }
+    progress_ = false;
+    if (!wake_pollers() && busy_.empty()) report_deadlock();
+  }
+  acquire(&end_);
+  scheduler = nullptr;
+}
+
+}  // namespace
+
+#if defined(FAGEN_ADDRESS_SANITIZER)
+// The sanitizer calls this before it reports.
+extern "C" void __asan_on_error() {
+  if (!fagen_self) return;
+  fprintf(stderr, "fagen: thread %s of block %s\n", position(fagen_self->thread).c_str(),
+          position(fagen_self->block).c_str());
+}
+#endif
+
+#define SELF (*static_cast<Fiber*>(fagen_self))
+
+extern "C" {
+
+void fagen_block_barrier(int line) {
+  Unwatched unwatched;
+  scheduler->barrier(SELF, line);
+}
+
+void fagen_warp_meet(const char* what, unsigned mask, int line, void* argument,
+                     void (*resolve)(void* const* arguments, unsigned mask), bool orders_memory) {
+  Unwatched unwatched;
+  scheduler->meet(SELF, what, mask, line, argument, resolve, orders_memory);
+}
+
+void fagen_poll(const char* what, int line) {
+  Unwatched unwatched;
+  scheduler->poll(SELF, what, line);
+}
+
+void fagen_polled() {
+  scheduler->polled();
+}
+
+void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes, int line) {
+  Unwatched unwatched;
+  scheduler->issue(SELF, run, data, bytes, line);
+}
+
+void fagen_commit_group() {
+  SELF.groups_committed += 1;
+}
+
+void fagen_wait_groups(unsigned groups) {
+  Unwatched unwatched;
+  scheduler->wait_groups(SELF, groups);
+}
+
+void fagen_finding(int line, const char* format, ...) {
+  Unwatched unwatched;
+  char text[512];
+  va_list rest;
+  va_start(rest, format);
+  vsnprintf(text, sizeof text, format, rest);
+  va_end(rest);
+  scheduler->finding(SELF, line, text);
+}
+
+int fagen_launch(const FagenLaunch* request) {
+  Launch launch(*request);
+  if (launch.blocks == 0) return 0;
+  const auto work = [&launch](unsigned worker) { Scheduler(launch, worker).run(); };
+  std::vector<std::thread> helpers;
+  for (unsigned worker = 1; worker < request->workers; ++worker) helpers.emplace_back(work, worker);
+  work(0);
+  for (auto& helper : helpers) helper.join();
+  return launch.failed ? 1 : 0;
+}
+}
