@@ -109,7 +109,8 @@ def contractions_have_their_axis(graph: Graph) -> None:
             for operand in (node.x, node.y):
                 if node.over not in operand.axes:
                     raise UsageError(
-                        f"dot is over {node.over}, an axis that {show(operand)} does not have", call=graph.name
+                        f"dot is over {node.over}, an axis that {show(operand)} does not have",
+                        call=graph.name,
                     )
 
 
@@ -207,9 +208,9 @@ def _places(graph: Graph) -> _Places:
 def bind_sizes(graph: Graph, shapes: Sequence[Sequence[int] | None]) -> dict[Axis, int]:
     """The length of each axis, ``h`` as ``hk`` times ``g``, from the shapes of a call's arguments.
 
-    ``shapes`` has an entry for each argument of the graph (None for a scalar). A dimension of length 1 broadcasts.
-    A tensor that is only indexed binds its axes where nothing else does. Raises `UsageError` naming the tensors,
-    the axis and the numbers where they disagree.
+    ``shapes`` has an entry for each argument of the graph (None for a scalar). A dimension of length 1
+    broadcasts. A tensor that is only indexed binds its axes where nothing else does. Raises `UsageError`
+    naming the tensors, the axis and the numbers where they disagree.
     """
     if len(shapes) != len(graph.arguments):
         raise UsageError(
@@ -259,9 +260,7 @@ def _length(
     return length
 
 
-def _split(
-    graph: Graph, lengths: dict[Axis, int], shapes: Sequence[Sequence[int] | None]
-) -> dict[Axis, int]:
+def _split(graph: Graph, lengths: dict[Axis, int], shapes: Sequence[Sequence[int] | None]) -> dict[Axis, int]:
     """``h`` as the pair ``hk, g``."""
     q_heads, kv_heads = lengths.pop("h", None), lengths.get("hk")
     if q_heads is None:
@@ -291,7 +290,7 @@ def bind_dtypes(graph: Graph, stored: Sequence[Kind | None], dtypes: Sequence[ob
 
     ``stored`` is the kind of each argument's value and ``dtypes`` its dtype (None for a scalar).
     """
-    names = {argument: dtype for argument, dtype in zip(graph.arguments, dtypes, strict=True)}
+    names = dict(zip(graph.arguments, dtypes, strict=True))
     for argument, kind, dtype in zip(graph.arguments, stored, dtypes, strict=True):
         if isinstance(argument, Input) and kind != argument.stored:
             raise DtypeError(
@@ -321,6 +320,10 @@ def by_name(graph: Graph, values: Mapping[str, object]) -> tuple[object, ...]:
     unknown = set(values) - {argument.name for argument in graph.arguments}
     missing = [argument.name for argument in graph.arguments if argument.name not in values]
     if unknown or missing:
-        what = f"{', '.join(sorted(unknown))} is unknown" if unknown else f"{', '.join(missing)} was not given"
-        raise UsageError(what, call=graph.name, works=f"it takes {', '.join(a.name for a in graph.arguments)}")
+        what = (
+            f"{', '.join(sorted(unknown))} is unknown" if unknown else f"{', '.join(missing)} was not given"
+        )
+        raise UsageError(
+            what, call=graph.name, works=f"it takes {', '.join(a.name for a in graph.arguments)}"
+        )
     return tuple(values[argument.name] for argument in graph.arguments)

@@ -1,14 +1,15 @@
 """The graph: what a computation is, before anything is decided about how it runs.
 
-Nodes are frozen and interned: building the same expression twice gives the same object, so equality is identity and
-a graph is a DAG without a separate pass. A node carries named axes; a result has the union of its operands' axes
-minus those summed over. The query head is two axes, ``hk`` and ``g`` (``h = hk * G + g``), so that grouped heads are
-ordinary broadcasting.
+Nodes are frozen and interned: building the same expression twice gives the same object, so equality is
+identity and a graph is a DAG without a separate pass. A node carries named axes; a result has the union of
+its operands' axes minus those summed over. The query head is two axes, ``hk`` and ``g`` (``h = hk * G + g``),
+so that grouped heads are ordinary broadcasting.
 
-The constructors below the classes (`add`, `mul`, `le`, `where`, ...) are the only way to build `Map`, `Contract` and
-`Reduce` nodes. They bring an expression to one form: terms of commutative operations are sorted by structure (names do
-not count), integer sums are linear forms, comparisons of integers hold no subtraction, negations sit at comparisons.
-Only exact identities are used; a floating-point sum is never reassociated.
+The constructors below the classes (`add`, `mul`, `le`, `where`, ...) are the only way to build `Map`,
+`Contract` and `Reduce` nodes. They bring an expression to one form: terms of commutative operations are
+sorted by structure (names do not count), integer sums are linear forms, comparisons of integers hold no
+subtraction, negations sit at comparisons. Only exact identities are used; a floating-point sum is never
+reassociated.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Node(metaclass=_Interning):
     axes: tuple[Axis, ...] = field(init=False)
     """In canonical order (`sort_axes`)."""
     kind: Kind = field(init=False)
-    """Of its elements: ``float`` is computed in fp32, ``int`` in 32 bits, or 64 where an interval needs it."""
+    """Of its elements: ``float`` is computed in fp32, ``int`` in 32 bits, 64 where an interval needs it."""
     summed: frozenset[Axis] = field(init=False)
     """Axes that some value below was summed over, by a `Reduce` or a `Contract`."""
     maxima: frozenset[Axis] = field(init=False)
@@ -99,9 +100,9 @@ class Node(metaclass=_Interning):
 class Input(Node):
     """A tensor argument, read at its own position. ``layout`` are its axes in memory (``h`` not yet split).
 
-    ``stored`` is what memory holds: ``float`` (fp32, fp16 or bf16, known when a kernel is planned), ``int`` or
-    ``bool``. ``position`` is its place among the arguments, ``sorted`` a promise that it does not fall along its last
-    axis. Names are for people: ``position`` alone tells two inputs apart.
+    ``stored`` is what memory holds: ``float`` (fp32, fp16 or bf16, known when a kernel is planned), ``int``
+    or ``bool``. ``position`` is its place among the arguments, ``sorted`` a promise that it does not fall
+    along its last axis. Names are for people: ``position`` alone tells two inputs apart.
     """
 
     name: str
@@ -188,7 +189,7 @@ class Load(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scatter(Node):
-    """The adjoint of `Load`: ``value`` summed into a table shaped like ``table`` at ``indices``, over all axes of value."""
+    """The adjoint of `Load`: ``value`` summed, over all its axes, into one like ``table`` at ``indices``."""
 
     table: Input
     indices: tuple[Node, ...]
@@ -382,7 +383,7 @@ MINUS_INF = Const(-math.inf)
 
 
 def _map(op: str, *args: Node) -> Node:
-    """``op`` of ``args`` as they are: constants folded where Python can, terms of commutative operations sorted."""
+    """``op`` of ``args`` as they are: constants folded where Python can, commuting terms sorted."""
     if op in _FOLD and all(isinstance(arg, Const) for arg in args):
         try:
             return Const(_FOLD[op](*(arg.value for arg in args if isinstance(arg, Const))))
@@ -463,8 +464,8 @@ def _combine(x: Node, y: Node, k: int) -> tuple[_Linear, int]:
 def add(x: Node, y: Node) -> Node:
     """``x + y``.
 
-    A row maximum taken from (or added to) values along its row, or taken from a row's value such as a sink, counts
-    as 0 where it is -inf, that is in a row without a key: ``exp(s - max(s))`` is then no NaN.
+    A row maximum taken from (or added to) values along its row, or taken from a row's value such as a sink,
+    counts as 0 where it is -inf, that is in a row without a key: ``exp(s - max(s))`` is then no NaN.
     """
     x, y = promote(x, y)
     if x.kind == "int":
@@ -482,7 +483,7 @@ def add(x: Node, y: Node) -> Node:
 
 
 def _is_reference(m: Node, of: Node) -> bool:
-    """Whether ``m`` is a row maximum that ``of`` is measured from: along its row, or by subtraction (a sink)."""
+    """Whether ``m`` is a row maximum ``of`` is measured from: along its row, or subtracted (from a sink)."""
     if KEY_AXIS not in m.maxima or KEY_AXIS in m.axes:
         return False
     return KEY_AXIS in of.axes or (isinstance(m, Map) and m.op == "neg")
@@ -712,7 +713,7 @@ def largest(x: Node, over: Axis) -> Node:
 
 
 def walk(roots: Iterable[Node]) -> list[Node]:
-    """Every node below ``roots``, operands before what uses them, in an order that depends on structure alone."""
+    """Every node below ``roots``, operands before what uses them, in an order of structure alone."""
     seen: dict[Node, None] = {}
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:

@@ -1,11 +1,11 @@
 """What each node means, in float64 and differentiable by autograd: the oracle of every test.
 
-A value is a torch tensor with one dimension for each axis of its node, in the order of ``node.axes``; a dimension of
-length 1 broadcasts. Nothing here knows of tiles, walks or kernels.
+A value is a torch tensor with one dimension for each axis of its node, in the order of ``node.axes``; a
+dimension of length 1 broadcasts. Nothing here knows of tiles, walks or kernels.
 
-Selection: what a mask takes out is chosen away and never multiplied by 0. A gradient of exactly 0 stays 0 through any
-derivative, and in a contraction a term is 0 where a factor that was selected is 0, whatever the other factor holds.
-So a NaN in a masked q, k, v or bias reaches neither results nor gradients.
+Selection: what a mask takes out is chosen away and never multiplied by 0. A gradient of exactly 0 stays 0
+through any derivative, and in a contraction a term is 0 where a factor that was selected is 0, whatever the
+other factor holds. So a NaN in a masked q, k, v or bias reaches neither results nor gradients.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from fagen.ir.graph import (
     Scatter,
     Size,
     Symbol,
+    sort_axes,
     split_heads,
     walk,
 )
@@ -48,10 +49,6 @@ Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 
 # ---------------------------------------------------------------------------------------- scalar operations
-
-
-def _to_bool_or(x: Tensor, y: Tensor) -> Tensor:
-    return x | y
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
@@ -109,13 +106,17 @@ def apply(op: str, *tensors: Tensor) -> Tensor:
     Gradients are those of the operation, and 0 where the incoming one or the derivative is 0.
     """
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        result: Tensor = _Selecting.apply(op, *tensors)
-        return result
+        return _Selecting.call(op, *tensors)
     return _MEANING[op](*tensors)
 
 
 class _Selecting(torch.autograd.Function):
     """An operation whose gradient is selected: 0 times anything is 0."""
+
+    @classmethod
+    def call(cls, op: str, *tensors: Tensor) -> Tensor:
+        result: Tensor = cls.apply(op, *tensors)  # type: ignore[no-untyped-call]
+        return result
 
     @staticmethod
     def forward(ctx: Any, op: str, *tensors: Tensor) -> Tensor:
@@ -152,6 +153,11 @@ class _Selecting(torch.autograd.Function):
 class _Contraction(torch.autograd.Function):
     """A contraction in which a 0 of a ``selecting`` factor takes its term out; so does a gradient of 0."""
 
+    @classmethod
+    def call(cls, x: Tensor, y: Tensor, dim: int, selecting: tuple[bool, bool]) -> Tensor:
+        result: Tensor = cls.apply(x, y, dim, selecting)  # type: ignore[no-untyped-call]
+        return result
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, dim: int, selecting: tuple[bool, bool]) -> Tensor:
         ctx.save_for_backward(x, y)
@@ -165,7 +171,9 @@ class _Contraction(torch.autograd.Function):
         gradients: list[Tensor | None] = [None, None, None, None]
         for i, (mine, other) in enumerate(((x, y), (y, x))):
             if ctx.needs_input_grad[i]:
-                summed = tuple(d for d in range(x.dim()) if mine.shape[d] == 1 != max(other.shape[d], gradient.shape[d]))
+                summed = tuple(
+                    d for d in range(x.dim()) if mine.shape[d] == 1 != max(other.shape[d], gradient.shape[d])
+                )
                 product = _product(gradient, other, summed, (True, ctx.selecting[1 - i]))
                 for d in summed:
                     product = product.unsqueeze(d)
@@ -182,20 +190,18 @@ def _product(x: Tensor, y: Tensor, dims: tuple[int, ...], selecting: tuple[bool,
     kept = "".join(letter for d, letter in enumerate(letters) if d not in dims)
     if not ((selecting[0] and _strange(y)) or (selecting[1] and _strange(x))):
         return _einsum(f"{letters},{letters}->{kept}", x, y)
-    shape = torch.broadcast_shapes(x.shape, y.shape)
-    along = dims[0] if dims else None
-    total: Tensor | None = None
-    for i in range(shape[along]) if along is not None else (None,):
-        a, b = (t if i is None else t.select(along, i).unsqueeze(along) for t in (x, y))
-        none = torch.zeros((), dtype=torch.bool, device=x.device)
-        if selecting[0]:
-            none = none | (a == 0)
-        if selecting[1]:
-            none = none | (b == 0)
-        term = torch.where(none, 0.0, a * b)
-        total = term if total is None else total + term
-    assert total is not None
-    return total.sum(dims) if dims else total
+    if not dims:
+        return _selected_product(x, y, selecting)
+    first, *others = dims
+    total = torch.zeros((), dtype=x.dtype, device=x.device)
+    for i in range(x.shape[first]):  # term by term: all of them at once need not fit in memory
+        total = total + _selected_product(x.narrow(first, i, 1), y.narrow(first, i, 1), selecting)
+    return total.squeeze(first).sum([d - (d > first) for d in others]) if others else total.squeeze(first)
+
+
+def _selected_product(x: Tensor, y: Tensor, selecting: tuple[bool, bool]) -> Tensor:
+    gone = (x == 0) & selecting[0] | (y == 0) & selecting[1]
+    return torch.where(gone, 0.0, x * y)
 
 
 def _strange(x: Tensor) -> bool:
@@ -215,7 +221,7 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: Sequence[Tensor], key: tuple[int, int]) -> list[Tensor]:
-    """Philox4x32-10 (Salmon et al. 2011): four words for a counter of four, int64 tensors of 32-bit values."""
+    """Philox4x32-10 (Salmon et al. 2011): four words for a counter of four, 32-bit values in int64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -291,17 +297,20 @@ def evaluate_nodes(
 ) -> list[Tensor]:
     """The values of ``nodes``, each with a dimension for each of its axes (length 1 where it is constant).
 
-    ``environment`` holds a tensor as it lies in memory for each `Input` (dimensions as in ``layout``), a number or
-    0-d tensor for each `Scalar`, and for any other node, such as a `Symbol`, a tensor with that node's axes, which
-    stands in the place of computing it. ``positions`` restricts an axis to some positions: a tile, or sampled rows.
+    ``environment`` holds a tensor as it lies in memory for each `Input` (dimensions as in ``layout``), a
+    number or 0-d tensor for each `Scalar`, and for any other node, such as a `Symbol`, a tensor with that
+    node's axes, which stands in the place of computing it. ``positions`` restricts an axis to some positions:
+    a tile, or sampled rows.
     """
-    given = {node: value for node, value in environment.items() if not isinstance(node, Input)}
-    tables = {node: value for node, value in environment.items() if isinstance(node, Input)}
+    tables, given = (
+        {n: v for n, v in environment.items() if isinstance(n, Input) is is_input}
+        for is_input in (True, False)
+    )
     device = device or next((t.device for t in environment.values() if isinstance(t, Tensor)), "cpu")
     places = {axis: place.to(device) for axis, place in (positions or {}).items()}
     settings = _Settings(sizes, places, seed, dtype, torch.device(device))
     roots = list(nodes)
-    order = [node for node in walk(roots)]
+    order = walk(roots)
     uses: dict[Node, int] = dict.fromkeys(roots, 1)
     for node in order:
         for arg in node.args:
@@ -336,12 +345,15 @@ def _needed(roots: list[Node], given: Mapping[Node, Any]) -> set[Node]:
 
 
 def _given(node: Node, value: Any, settings: _Settings) -> Tensor:
-    tensor = torch.as_tensor(value, device=settings.device)
+    exact = None if isinstance(value, Tensor) else torch.float64 if isinstance(value, float) else torch.int64
+    tensor = torch.as_tensor(value, dtype=exact, device=settings.device)
     if tensor.dim() != len(node.axes):
         raise UsageError(f"{node!r} was given a shape {tuple(tensor.shape)}, it has the axes {node.axes}")
     if node.kind == "float":
         # A number given at each call is no value of the input dtype: it keeps 32 bits.
-        wide = torch.float32 if isinstance(node, Scalar) and settings.dtype != torch.float64 else settings.dtype
+        wide = (
+            torch.float32 if isinstance(node, Scalar) and settings.dtype != torch.float64 else settings.dtype
+        )
         return tensor.to(wide)
     return tensor.to(torch.int64 if node.kind == "int" else torch.bool)
 
@@ -403,7 +415,9 @@ class _Evaluation:
                 tensor = tensor.index_select(d, where.clamp(0, max(tensor.shape[d] - 1, 0)))
         return tensor
 
-    def _aligned(self, tensors: Sequence[Tensor], nodes: Sequence[Node], axes: tuple[Axis, ...]) -> list[Tensor]:
+    def _aligned(
+        self, tensors: Sequence[Tensor], nodes: Sequence[Node], axes: tuple[Axis, ...]
+    ) -> list[Tensor]:
         """Tensors with a dimension for each of ``axes``, of length 1 where they do not have it."""
         return [
             tensor[tuple(slice(None) if axis in node.axes else None for axis in axes)]
@@ -444,7 +458,7 @@ class _Evaluation:
         return x.amax(d)
 
     def _contract(self, node: Contract, operands: list[Tensor]) -> Tensor:
-        axes = tuple(dict.fromkeys((*node.axes, node.over)))
+        axes = sort_axes((*node.axes, node.over))
         x, y = self._aligned(
             [self._expanded(t, arg, node.over) for t, arg in zip(operands, node.args, strict=True)],
             node.args,
@@ -452,8 +466,7 @@ class _Evaluation:
         )
         dtype = self.settings.dtype
         selecting = (self._selecting(node.x), self._selecting(node.y))
-        result: Tensor = _Contraction.apply(x.to(dtype), y.to(dtype), len(axes) - 1, selecting)
-        return result
+        return _Contraction.call(x.to(dtype), y.to(dtype), axes.index(node.over), selecting)
 
     def _selecting(self, node: Node) -> bool:
         """Whether a 0 of ``node`` may mean "taken out"."""
@@ -466,8 +479,7 @@ class _Evaluation:
         indices = [arg for arg in args[1:] if arg is not None]
         aligned = self._aligned(indices, node.indices, node.axes)
         if 0 in table.shape:
-            lengths = torch.broadcast_shapes(*(index.shape for index in aligned))
-            return table.new_zeros(lengths) + 0 * table.sum()
+            return table.sum() + torch.zeros_like(reduce(torch.add, aligned), dtype=table.dtype)
         clamped = tuple(
             index.clamp(0, extent - 1) for index, extent in zip(aligned, table.shape, strict=True)
         )
@@ -480,9 +492,7 @@ class _Evaluation:
         full = value.expand([self.settings.length(axis) for axis in axes])
         places = [
             index.clamp(0, max(extent - 1, 0)).expand(full.shape)
-            for index, extent in zip(
-                self._aligned(indices, node.indices, axes), table.shape, strict=True
-            )
+            for index, extent in zip(self._aligned(indices, node.indices, axes), table.shape, strict=True)
         ]
         result = torch.zeros(table.shape, dtype=full.dtype, device=full.device)
         result = result.index_put(tuple(places), full, accumulate=True) if full.numel() else result
@@ -495,7 +505,7 @@ class _Evaluation:
         bits = random_bits(
             s.positions_of("b"), heads, s.positions_of("q"), s.positions_of(KEY_AXIS), s.seed, node.ordinal
         )
-        return bits.unflatten(1, (len(hk), len(g)))
+        return bits.reshape(len(bits), len(hk), len(g), *bits.shape[2:])
 
 
 def _split(tensor: Tensor, layout: tuple[Axis, ...], sizes: Mapping[Axis, int]) -> Tensor:
@@ -523,12 +533,14 @@ def evaluate(
 ) -> tuple[Tensor, ...]:
     """The outputs of a program in float64, each with the axes of its layout.
 
-    ``inputs`` are the values of the graph's arguments, by name or in order; gradients flow to those that require
-    one. ``seed`` is the 64-bit seed of dropout. ``rows`` computes only some positions of an axis that is not
-    summed over: ``{"q": tensor([0, 17])}``.
+    ``inputs`` are the values of the graph's arguments, by name or in order; gradients flow to those that
+    require one. ``seed`` is the 64-bit seed of dropout. ``rows`` computes only some positions of an axis that
+    is not summed over: ``{"q": tensor([0, 17])}``.
     """
     values = by_name(graph, inputs) if isinstance(inputs, Mapping) else tuple(inputs)
-    sizes = bind_sizes(graph, [_shape(argument, value) for argument, value in zip(graph.arguments, values, strict=True)])
+    sizes = bind_sizes(
+        graph, [_shape(argument, value) for argument, value in zip(graph.arguments, values, strict=True)]
+    )
     results = evaluate_nodes(
         [output.node for output in graph.outputs],
         dict(zip(graph.arguments, values, strict=True)),
@@ -548,14 +560,18 @@ def _shape(argument: Input | Scalar, value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(argument, Input) else None
 
 
-def _join(tensor: Tensor, axes: tuple[Axis, ...], layout: tuple[Axis, ...], lengths: Mapping[Axis, int]) -> Tensor:
+def _join(
+    tensor: Tensor, axes: tuple[Axis, ...], layout: tuple[Axis, ...], lengths: Mapping[Axis, int]
+) -> Tensor:
     """A value with its full lengths, ``hk, g`` joined to ``h`` and dimensions as in ``layout``."""
     tensor = tensor.expand([lengths[axis] for axis in axes])
     split = [part for axis in layout for part in (("hk", "g") if axis == "h" else (axis,))]
     tensor = tensor.permute([axes.index(axis) for axis in split])
     if "h" in layout:
         d = layout.index("h")
-        tensor = tensor.reshape(*tensor.shape[:d], tensor.shape[d] * tensor.shape[d + 1], *tensor.shape[d + 2 :])
+        tensor = tensor.reshape(
+            *tensor.shape[:d], tensor.shape[d] * tensor.shape[d + 1], *tensor.shape[d + 2 :]
+        )
     return tensor
 
 
@@ -603,8 +619,8 @@ class Comparison:
     reason: str
 
     def __str__(self) -> str:
-        verdict = "ok" if self.ok else f"wrong: {self.reason}"
-        return f"error {self.max_error:.3g}, eager {self.eager_error:.3g}, tolerance {self.tolerance:.3g}: {verdict}"
+        figures = f"error {self.max_error:.3g} (eager {self.eager_error:.3g}, allowed {self.tolerance:.3g})"
+        return figures if self.ok else f"{figures}: {self.reason}"
 
     def require(self, label: str = "") -> None:
         """Raise AssertionError where the result is not within its tolerance."""
@@ -646,7 +662,9 @@ def compare(out: Tensor, ref: Tensor, eager: Tensor, *, gradient: bool = False) 
     wrong &= ~((value == exact) | (torch.isnan(value) & torch.isnan(exact)))
     if bool(wrong.any()):
         place = tuple(wrong.nonzero()[0].tolist())
-        reason = f"{value[place].item()} at {place}, not {exact[place].item()} ({int(wrong.sum())} such places)"
+        reason = (
+            f"{value[place].item()} at {place}, not {exact[place].item()} ({int(wrong.sum())} such places)"
+        )
         return Comparison(math.inf, eager_error, allowed, False, reason)
     error = _largest_error(value, exact)
     reason = ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
 
-from fagen.ir import graph as G
+from fagen.ir import graph as ir
 from fagen.ir.graph import (
     Axis,
     Const,
@@ -102,7 +102,7 @@ def show_graph(graph: Graph) -> str:
 
 
 def _shared(graph: Graph) -> list[Node]:
-    """Values worth a name: contractions and reductions, and what is used twice and is more than a few nodes."""
+    """Values worth a name: contractions, reductions, and what is used twice and is more than a few nodes."""
     nodes = walk(output.node for output in graph.outputs)
     uses: dict[Node, int] = {}
     for node in nodes:
@@ -249,7 +249,7 @@ def _show_add(node: Map, names: _Names) -> _Text:
     text = _at(terms[0], names, _ADD)
     for term in terms[1:]:
         if _negative(term, names):
-            text += f" - {_at(G.neg(term), names, _REDUCE)}"
+            text += f" - {_at(ir.neg(term), names, _REDUCE)}"
         else:
             text += f" + {_at(term, names, _REDUCE)}"
     return text, _ADD
@@ -268,8 +268,18 @@ def _negative(x: Node, names: _Names) -> bool:
 def _show_mul(node: Map, names: _Names) -> _Text:
     terms = sorted(node.args, key=lambda arg: not isinstance(arg, Const))
     if isinstance(terms[0], Const) and terms[0].value < 0:
-        return f"-{_show_mul(Map('mul', tuple(G.neg(t) if isinstance(t, Const) else t for t in node.args)), names)[0]}", _UNARY
-    return " * ".join(_at(term, names, _MUL) for term in terms), _MUL
+        return f"-{_at(ir.neg(node), names, _MUL)}", _UNARY
+    return _product(terms, names), _MUL
+
+
+def _product(factors: Sequence[Node], names: _Names) -> str:
+    """Factors joined by ``*``; a later one that is a quotient or a remainder stands in parentheses."""
+    first, *others = factors
+    shown = [_at(first, names, _MUL)]
+    for factor in others:
+        is_product = isinstance(factor, Map) and factor.op == "mul"
+        shown.append(_at(factor, names, _MUL if is_product else _UNARY))
+    return " * ".join(shown)
 
 
 def _show_neg(node: Map, names: _Names) -> _Text:
@@ -294,19 +304,26 @@ def _show_not(node: Map, names: _Names) -> _Text:
     return f"not {_at(inner, names, _NOT)}", _NOT
 
 
-def _show_eq(node: Map, names: _Names) -> _Text:
+def _show_comparison(node: Map, names: _Names) -> _Text:
+    """``kv <= q + 17``: of integers, what depends on no axis stands on the right."""
     x, y = node.args
-    return f"{_at(x, names, _ADD)} == {_at(y, names, _ADD)}", _COMPARE
+    sign = "<=" if node.op == "le" else "=="
+    if x.kind == "int" and x not in names and y not in names:
+        x, sign, y = _isolated(x, sign, y)
+    return f"{_at(x, names, _ADD)} {sign} {_at(y, names, _ADD)}", _COMPARE
 
 
-def _show_le(node: Map, names: _Names) -> _Text:
-    """``x <= y``, written ``x < y`` where the integer x ends in + 1."""
-    x, y = node.args
-    if x.kind == "int" and x not in names and not isinstance(x, Const):
-        terms, constant = linear(x)
-        if constant == 1:
-            return f"{_at(G.from_linear(terms, 0), names, _ADD)} < {_at(y, names, _ADD)}", _COMPARE
-    return f"{_at(x, names, _ADD)} <= {_at(y, names, _ADD)}", _COMPARE
+def _isolated(x: Node, sign: str, y: Node) -> tuple[Node, str, Node]:
+    terms, constant = linear(ir.sub(x, y))
+    if not any(term.axes and k > 0 for term, k in terms.items()):
+        terms, constant = {term: -k for term, k in terms.items()}, -constant
+        sign = ">=" if sign == "<=" else sign
+    left = {term: k for term, k in terms.items() if term.axes and k > 0}
+    right = {term: -k for term, k in terms.items() if term not in left}
+    bound = -constant
+    if sign == "<=" and (bound == -1 or (not right and all(isinstance(term, Index) for term in left))):
+        sign, bound = "<", bound + 1
+    return ir.from_linear(left, 0), sign, ir.from_linear(right, bound)
 
 
 _SPECIAL = {
@@ -317,17 +334,17 @@ _SPECIAL = {
     "and": _show_junction,
     "or": _show_junction,
     "not": _show_not,
-    "eq": _show_eq,
-    "le": _show_le,
+    "eq": _show_comparison,
+    "le": _show_comparison,
 }
 
 
 def _show_linear(node: Node, names: _Names) -> _Text:
     """An integer sum; the pair ``hk * group + g`` is the query head."""
-    if node is G.size("h"):
+    if node is ir.size("h"):
         return "q_heads", _ATOM
     terms, constant = linear(node)
-    head, place = G.mul(Index("hk"), Size("g")), Index("g")
+    head, place = ir.mul(Index("hk"), Size("g")), Index("g")
     parts: list[tuple[int, Node | str]] = []
     for term, k in terms.items():
         if term is head and terms.get(place) == k:
@@ -335,25 +352,22 @@ def _show_linear(node: Node, names: _Names) -> _Text:
         elif not (term is place and terms.get(head) == k):
             parts.append((k, term))
     if len(parts) == 1 and not constant and parts[0][0] == 1:
-        only = parts[0][1]
-        if isinstance(only, str):
-            return only, _ATOM
-        return _show_product(only, names) if only is node else _text(only, names)
+        single = parts[0][1]
+        if isinstance(single, str):
+            return single, _ATOM
+        return (_product(single.args, names), _MUL) if single is node else _text(single, names)
     text = ""
-    for k, term in parts:
+    for k, part in parts:
         sign = ("-" if k < 0 else "") if not text else (" - " if k < 0 else " + ")
-        text += f"{sign}{_show_term(abs(k), term, names)}"
+        text += f"{sign}{_show_term(abs(k), part, names)}"
     if constant:
         text += f" {'+' if constant > 0 else '-'} {abs(constant)}" if text else str(constant)
-    single = len(parts) == 1 and not constant
-    return text, (_UNARY if parts[0][0] < 0 else _MUL) if single else _ADD
+    if len(parts) > 1 or constant:
+        return text, _ADD
+    return text, _UNARY if parts[0][0] < 0 else _MUL
 
 
 def _show_term(k: int, term: Node | str, names: _Names) -> str:
     if isinstance(term, str):
         return term if k == 1 else f"{k} * {term}"
     return _at(term, names, _MUL) if k == 1 else f"{k} * {_at(term, names, _UNARY)}"
-
-
-def _show_product(node: Node, names: _Names) -> _Text:
-    return " * ".join(_at(arg, names, _MUL) for arg in node.args), _MUL

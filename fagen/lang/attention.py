@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from fagen.errors import DtypeError
 from fagen.ir.graph import Axis, Input
 from fagen.lang.axes import parse_layout
-from fagen.lang.expr import Expr, capture, describe, fault, inf, is_tensor, scalar, size
-from fagen.lang.ops import dot, dropout as drop, logsumexp, logsumexp_with_sink, rsqrt, softmax, where
+from fagen.lang.expr import Expr, capture, describe, fault, inf, is_number, is_tensor, scalar, size
+from fagen.lang.ops import dot, logsumexp, logsumexp_with_sink, rsqrt, softmax, where
+from fagen.lang.ops import dropout as drop
 from fagen.lang.trace import Traced, finish, tracing
 
 LAYOUTS = {"bhsd": ("b h q d", "b hk kv d", "b hk kv dv"), "bshd": ("b q h d", "b kv hk d", "b kv hk dv")}
@@ -33,7 +33,7 @@ def _arguments(layout: str) -> tuple[Input, Input, Input]:
 
 def attention(
     *,
-    mask: Expr | bool | None = None,
+    mask: Any = None,
     score: ScoreLike | Sequence[ScoreLike] | None = None,
     scale: float | Expr | None = None,
     bias: Any = None,
@@ -44,9 +44,9 @@ def attention(
 ) -> Traced:
     """The graph of ``attention(q, k, v, ...)`` and the values that follow q, k and v in it.
 
-    q (b, h, q, d), k (b, hk, kv, d), v (b, hk, kv, dv), or with ``layout="bshd"`` positions before heads. Output 0
-    is laid out as q, output 1 (with ``return_lse``) is (b, h, q). ``scale`` is an argument and None is
-    ``1 / sqrt(d)``; ``bias`` broadcasts to (b, h, q, kv); ``sink`` is (h,).
+    q (b, h, q, d), k (b, hk, kv, d), v (b, hk, kv, dv), or with ``layout="bshd"`` positions before heads.
+    Output 0 is laid out as q, output 1 (with ``return_lse``) is (b, h, q). ``scale`` is an argument and None
+    is ``1 / sqrt(d)``; ``bias`` broadcasts to (b, h, q, kv); ``sink`` is (h,).
     """
     if layout not in LAYOUTS:
         raise fault(f"attention: layout is {layout!r}", works=f"it is {' or '.join(map(repr, LAYOUTS))}")
@@ -85,7 +85,7 @@ def _scale(scale: float | Expr | None) -> Expr:
         return _DEFAULT_SCALE
     if isinstance(scale, Expr):
         return scale
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+    if not is_number(scale):
         raise fault(f"scale is {scale!r}", works="it is a number", kind=DtypeError)
     return scalar(float(scale), name="scale")
 
@@ -98,7 +98,7 @@ def _scores(score: ScoreLike | Sequence[ScoreLike] | None) -> Sequence[ScoreLike
     return (score,)  # type: ignore[return-value]
 
 
-def _scored(function: ScoreLike, s: Expr) -> Expr:
+def _scored(function: Any, s: Expr) -> Expr:
     if isinstance(function, Expr):
         is_mask = function.node.kind == "bool"
         raise fault(
@@ -109,7 +109,7 @@ def _scored(function: ScoreLike, s: Expr) -> Expr:
     if not callable(function):
         raise fault(f"score is {function!r}", works="a score is a function of the score", kind=DtypeError)
     result = function(s)
-    name = getattr(function, "label", None) or getattr(function, "__name__", "score")
+    name = _score_name(function)
     if callable(result) and not isinstance(result, Expr):
         raise fault(f"score {name} returned a function", works=f"call it first: {name}()", kind=DtypeError)
     if not isinstance(result, Expr):
@@ -123,6 +123,10 @@ def _scored(function: ScoreLike, s: Expr) -> Expr:
     return result
 
 
+def _score_name(function: object) -> str:
+    return str(getattr(function, "label", None) or getattr(function, "__name__", "score"))
+
+
 def _mask(mask: Any) -> Expr | bool:
     if is_tensor(mask):
         raise fault(
@@ -132,7 +136,9 @@ def _mask(mask: Any) -> Expr | bool:
         )
     if callable(mask):
         name = getattr(mask, "__name__", "mask")
-        raise fault(f"mask is the function {name}", works="call it, or give a score as score=", kind=DtypeError)
+        raise fault(
+            f"mask is the function {name}", works="call it, or give a score as score=", kind=DtypeError
+        )
     if isinstance(mask, Expr) and mask.node.kind != "bool":
         raise fault(
             f"mask is {describe(mask.node)}, which is no truth value",
@@ -170,8 +176,8 @@ def _sink(sink: Any) -> Expr:
 def _about(mask: Any, score: Any, dropout: float) -> str:
     parts = []
     if score is not None:
-        shown = ", ".join(getattr(f, "label", None) or getattr(f, "__name__", "score") for f in _scores(score))
-        parts.append(f"score={shown}")
+        names = [_score_name(function) for function in _scores(score)]
+        parts.append(f"score={names[0] if callable(score) else '[' + ', '.join(names) + ']'}")
     if isinstance(mask, Expr) and mask.label:
         parts.append(f"mask={mask.label}")
     if dropout:

@@ -1,7 +1,7 @@
 """Expressions: the values a program computes with, and what its operators mean.
 
-An `Expr` is a graph node and the tensors it brought along (`capture`, `scalar`). Captures take the lowest free slot
-number while they live, so that a mask built anew at each call gives the very same nodes.
+An `Expr` is a graph node and the tensors it brought along (`capture`, `scalar`). Captures take the lowest
+free slot number while they live, so that a mask built anew at each call gives the very same nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
 
 from fagen.errors import DtypeError, UsageError
-from fagen.ir import graph as G
+from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Const, Input, Kind, Node, Scalar
 from fagen.lang.axes import check_name, parse_layout
 
@@ -38,7 +38,8 @@ _new_slots = itertools.count()
 class Capture:
     """A value brought into an expression from outside: an argument of the kernel, never a constant.
 
-    ``node`` stands for it with the position ``-1 - slot``, until a program is finished and knows its arguments.
+    ``node`` stands for it with the position ``-1 - slot``, until a program is finished and knows its
+    arguments.
     """
 
     __slots__ = ("__weakref__", "node", "slot", "value")
@@ -77,6 +78,12 @@ def stored_kind(dtype: object) -> Kind | None:
     return next((kind for word, kind in kinds if word in name), None)
 
 
+def is_number(value: Any, whole: bool = False) -> bool:
+    """Whether ``value`` is a Python number (of numpy too), and no truth value."""
+    kind = numbers.Integral if whole else numbers.Real
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def is_tensor(value: object) -> bool:
     """Whether ``value`` is a tensor of torch, or an array that looks like one."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Number)
@@ -85,14 +92,16 @@ def is_tensor(value: object) -> bool:
 def capture(tensor: Any, axes: str, sorted: bool = False, *, name: str = "captured") -> Expr:
     """A tensor from outside as part of an expression, passed to the kernel at each call.
 
-    ``axes`` names its dimensions in order, such as ``"b q"``. An index symbol of one of them is implied; any other
-    position is reached by indexing: ``doc[fg.b, fg.kv]``. ``sorted`` promises that values do not fall along the last
-    axis, which lets equal values be found by binary search. ``name`` is for comments.
+    ``axes`` names its dimensions in order, such as ``"b q"``. An index symbol of one of them is implied; any
+    other position is reached by indexing: ``doc[fg.b, fg.kv]``. ``sorted`` promises that values do not fall
+    along the last axis, which lets equal values be found by binary search. ``name`` is for comments.
     """
     layout = parse_layout(axes)
     if not is_tensor(tensor):
         raise fault(
-            f"capture takes a tensor, not {tensor!r}", works="a number is brought in by fg.scalar(x)", kind=DtypeError
+            f"capture takes a tensor, not {tensor!r}",
+            works="a number is brought in by fg.scalar(x)",
+            kind=DtypeError,
         )
     if len(tensor.shape) != len(layout):
         raise fault(
@@ -119,10 +128,10 @@ def _scalar(name: str, position: int, stored: Kind) -> Scalar:
 
 def scalar(x: float | int, *, name: str = "scalar") -> Expr:
     """A number as an argument of the kernel: another value needs no other kernel."""
-    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+    if not is_number(x):
         hint = 'a tensor is brought in by fg.capture(tensor, "")' if is_tensor(x) else ""
         raise fault(f"scalar takes a number, not {x!r}", works=hint, kind=DtypeError)
-    stored: Kind = "int" if isinstance(x, numbers.Integral) else "float"
+    stored: Kind = "int" if is_number(x, whole=True) else "float"
     value = int(x) if stored == "int" else float(x)
     held = Capture(value, lambda position: _scalar(name, position, stored))
     return Expr(held.node, (held,))
@@ -146,26 +155,26 @@ def _const(value: float | int | bool) -> Const:
     return Const(value)
 
 
-def constant(x: object) -> Const:
+def constant(x: Any) -> Const:
     """A Python number as a constant of the source."""
     kind = x.__class__
     if kind is int or kind is bool:
-        return _const(x)  # type: ignore[arg-type]
+        return _const(x)
     if kind is not float:
-        if isinstance(x, numbers.Integral):
+        if is_number(x, whole=True):
             return _const(int(x))
-        if not isinstance(x, numbers.Real):
+        if not is_number(x):
             _refuse(x)
         x = float(x)
     if x == 0 or x != x:  # 0.0 and -0.0 are equal to a cache, a NaN is equal to nothing
         return Const(x)
-    return _const(x)  # type: ignore[arg-type]
+    return _const(x)
 
 
-def _refuse(x: object) -> NoReturn:
+def _refuse(x: Any) -> NoReturn:
     if is_tensor(x):
         raise fault(
-            f"a tensor of shape {tuple(x.shape)} stands in an expression",  # type: ignore[attr-defined]
+            f"a tensor of shape {tuple(x.shape)} stands in an expression",
             works='name its axes: fg.capture(tensor, "b q")',
             kind=DtypeError,
         )
@@ -177,15 +186,15 @@ def _refuse(x: object) -> NoReturn:
 
 def node_of(x: Value) -> Node:
     """The node of an expression or a number."""
-    return x.node if x.__class__ is Expr else constant(x)  # type: ignore[union-attr]
+    return x.node if isinstance(x, Expr) else constant(x)
 
 
 def captures_of(*values: Value) -> Captures:
     """The captures of several values, in order of first use."""
     found: Captures = ()
     for value in values:
-        if value.__class__ is Expr:
-            found = _merge(found, value.captures)  # type: ignore[union-attr]
+        if isinstance(value, Expr):
+            found = _merge(found, value.captures)
     return found
 
 
@@ -315,7 +324,7 @@ class Expr:
     def __ge__(self, other: Value) -> Expr:
         return _binary(_le, other, self)
 
-    def __getitem__(self, indices: Value | tuple[Value, ...]) -> Expr:
+    def __getitem__(self, indices: Any) -> Expr:
         table = self.node
         if not isinstance(table, Input):
             raise fault(
@@ -334,7 +343,9 @@ class Expr:
 
 def _index_node(table: Input, x: object) -> Node:
     if isinstance(x, slice) or x is None or x is Ellipsis:
-        raise fault(f"{describe(table)} is indexed by a slice", works="give one integer expression for each axis")
+        raise fault(
+            f"{describe(table)} is indexed by a slice", works="give one integer expression for each axis"
+        )
     node = node_of(x)  # type: ignore[arg-type]
     if node.kind != "int":
         kind = "a truth value" if node.kind == "bool" else "a floating-point value"
@@ -398,34 +409,34 @@ def _article(kind: Kind) -> str:
 
 
 def _absolute(x: Node) -> Node:
-    return G.function("abs", G.to_int(x))
+    return ir.function("abs", ir.to_int(x))
 
 
-_add = _numbers(G.add)
-_sub = _numbers(G.sub)
-_mul = _numbers(G.mul)
-_div = _numbers(G.div)
-_floordiv = _by_number(G.floordiv, "//")
-_mod = _by_number(G.mod, "%")
-_eq = _numbers(G.eq)
-_ne = _numbers(lambda x, y: G.negation(G.eq(x, y)))
-_lt = _numbers(G.lt)
-_le = _numbers(G.le)
-_and = _truths(G.conjunction, "&")
-_or = _truths(G.disjunction, "|")
-_not = _truths(G.negation, "~")
-_neg = lru_cache(maxsize=CACHE_SIZE)(G.neg)
+_add = _numbers(ir.add)
+_sub = _numbers(ir.sub)
+_mul = _numbers(ir.mul)
+_div = _numbers(ir.div)
+_floordiv = _by_number(ir.floordiv, "//")
+_mod = _by_number(ir.mod, "%")
+_eq = _numbers(ir.eq)
+_ne = _numbers(lambda x, y: ir.negation(ir.eq(x, y)))
+_lt = _numbers(ir.lt)
+_le = _numbers(ir.le)
+_and = _truths(ir.conjunction, "&")
+_or = _truths(ir.disjunction, "|")
+_not = _truths(ir.negation, "~")
+_neg = lru_cache(maxsize=CACHE_SIZE)(ir.neg)
 _abs = lru_cache(maxsize=CACHE_SIZE)(_absolute)
-_load = lru_cache(maxsize=CACHE_SIZE)(G.load)
+_load = lru_cache(maxsize=CACHE_SIZE)(ir.load)
 
 
 # ----------------------------------------------------------------------------------------- index and length
 
-b = Expr(G.index("b"), label="b")
-h = Expr(G.index("h"), label="h")
-hk = Expr(G.index("hk"), label="hk")
-q = Expr(G.index("q"), label="q")
-kv = Expr(G.index("kv"), label="kv")
+b = Expr(ir.index("b"), label="b")
+h = Expr(ir.index("h"), label="h")
+hk = Expr(ir.index("hk"), label="hk")
+q = Expr(ir.index("q"), label="q")
+kv = Expr(ir.index("kv"), label="kv")
 
 inf = math.inf
 pi = math.pi
@@ -434,4 +445,4 @@ pi = math.pi
 @lru_cache(maxsize=256)
 def size(axis: str) -> Expr:
     """The length of an axis, an integer known at each call."""
-    return Expr(G.size(check_name(axis)))
+    return Expr(ir.size(check_name(axis)))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any, Literal
 
 from fagen.ir.graph import TRUE
-from fagen.lang.expr import Expr, Value, b, capture, fault, is_tensor, kv, q, size
+from fagen.lang.expr import Expr, Value, b, capture, fault, is_number, is_tensor, kv, q, size
 from fagen.lang.library import labelled
 from fagen.lang.ops import maximum, minimum
 
 
-def _whole(call: str, name: str, value: Any, least: int) -> Any:
+def _whole(call: str, name: str, value: Any, least: int) -> Value:
     """A parameter that is a whole number, or an integer expression, for which any value is taken."""
     if isinstance(value, Expr):
         if value.node.kind != "int":
             raise fault(f"{call}: {name} is {value!r}", works="it is a whole number")
         return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if not is_number(value, whole=True):
         raise fault(f"{call}: {name} is {value!r}", works="it is a whole number")
     if value < least:
         raise fault(f"{call}: {name} is {value}", works=f"it is {least} or more")
@@ -31,7 +30,7 @@ def _aligned() -> Expr:
 
 @labelled
 def causal(align: Literal["bottom_right", "top_left"] = "bottom_right") -> Expr:
-    """Keys up to the query; the last query stands at the last key, or with ``top_left`` the first at the first."""
+    """Keys up to the query; the last of them stand at one place, or with ``top_left`` the first of them."""
     if align not in ("bottom_right", "top_left"):
         raise fault(f"causal: align is {align!r}", works="it is 'bottom_right' or 'top_left'")
     return kv <= (_aligned() if align == "bottom_right" else q)
@@ -39,7 +38,7 @@ def causal(align: Literal["bottom_right", "top_left"] = "bottom_right") -> Expr:
 
 @labelled
 def sliding_window(left: Value | None, right: Value | None = None) -> Expr:
-    """Keys at most ``left`` before and ``right`` after the query, the last query at the last key; None: any."""
+    """Keys at most ``left`` before and ``right`` after the query, aligned as in `causal`; None: any."""
     mask = Expr(TRUE)
     if left is not None:
         mask &= _aligned() - kv <= _whole("sliding_window", "left", left, 0)
@@ -52,7 +51,7 @@ def sliding_window(left: Value | None, right: Value | None = None) -> Expr:
 def prefix_lm(prefix: Any) -> Expr:
     """All keys before ``prefix``, a number or a tensor (B,), and keys up to the query."""
     if is_tensor(prefix):
-        end = capture(prefix, "b", name="prefix")
+        end: Value = capture(prefix, "b", name="prefix")
     else:
         end = _whole("prefix_lm", "prefix", prefix, 0)
     return (kv < end) | (kv <= q)
@@ -110,7 +109,7 @@ def global_tokens(flags: Any) -> Expr:
 
 @labelled
 def neighbourhood_2d(width: int, height: int, window_w: int, window_h: int) -> Expr:
-    """Keys in a window around the query's place on a canvas, moved inward at its borders (Hassani et al. 2023).
+    """Keys in a window around the query on a canvas, moved inward at its borders (Hassani et al. 2023).
 
     Positions count along rows of ``width``; ``window_w`` and ``window_h`` are odd.
     """

@@ -1,21 +1,22 @@
 """Operations of a program, each spelled with the constructors of the graph.
 
-Only a sum, a maximum and a contraction over an axis are primitive: softmax and logsumexp are written out here.
+Only a sum, a maximum and a contraction over an axis are primitive: softmax and logsumexp are written out
+here.
 """
 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import Any
 
 from fagen.errors import DtypeError
-from fagen.ir import graph as G
+from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node
 from fagen.lang.axes import check_name
-from fagen.lang.expr import CACHE_SIZE, Expr, Value, captures_of, describe, fault, node_of
+from fagen.lang.expr import CACHE_SIZE, Expr, Value, captures_of, describe, fault, is_number, node_of
 
 RANDOM_STEPS = 65_536
 """A dropout rate is a multiple of one part in this many."""
@@ -60,11 +61,11 @@ def _reduce(build: Callable[[Node, Axis], Node], x: Node, axis: Axis) -> Node:
 
 
 def _total(x: Node, axis: Axis) -> Node:
-    return _reduce(G.total, x, axis)
+    return _reduce(ir.total, x, axis)
 
 
 def _largest(x: Node, axis: Axis) -> Node:
-    return _reduce(G.largest, x, axis)
+    return _reduce(ir.largest, x, axis)
 
 
 # --------------------------------------------------------------------------------------- over a whole axis
@@ -77,9 +78,9 @@ def _dot(x: Node, y: Node, over: Axis) -> Node:
             raise fault(f"dot takes numbers, and {describe(operand)} is a truth value", kind=DtypeError)
         _require_axis("dot", operand, check_name(over))
     inner, *outer = _parts(over)
-    node: Node = G.contract(x, y, inner)
+    node: Node = ir.contract(x, y, inner)
     for part in outer:
-        node = G.total(node, part)
+        node = ir.total(node, part)
     return node
 
 
@@ -91,7 +92,7 @@ def dot(x: Value, y: Value, over: str) -> Expr:
 @lru_cache(maxsize=CACHE_SIZE)
 def _over(what: str, x: Node, over: Axis) -> Node:
     _require_axis(what, x, check_name(over))
-    return (_total if what == "sum" else _largest)(G.to_float(x), over)
+    return (_total if what == "sum" else _largest)(ir.to_float(x), over)
 
 
 def sum(x: Value, over: str) -> Expr:
@@ -106,14 +107,14 @@ def max(x: Value, over: str) -> Expr:
 
 def _softmax_parts(s: Node, over: Axis, sink: Node | None) -> tuple[Node, Node, Node]:
     """The reference point ``m``, ``exp(s - m)`` and the sum of those with ``exp(sink - m)``."""
-    s = G.to_float(s)
+    s = ir.to_float(s)
     m = _largest(s, over)
     if sink is not None:
-        m = G.maximum(m, G.to_float(sink))
-    weight = G.function("exp", G.sub(s, m))
+        m = ir.maximum(m, ir.to_float(sink))
+    weight = ir.function("exp", ir.sub(s, m))
     total = _total(weight, over)
     if sink is not None:
-        total = G.add(total, G.function("exp", G.sub(G.to_float(sink), m)))
+        total = ir.add(total, ir.function("exp", ir.sub(ir.to_float(sink), m)))
     return m, weight, total
 
 
@@ -126,21 +127,23 @@ def _check_softmax(what: str, s: Node, over: Axis, sink: Node | None) -> None:
             kind=DtypeError,
         )
     if sink is not None and set(_parts(over)) & set(sink.axes):
-        raise fault(f"the sink {describe(sink)} depends on {over}", works="a sink is one logit for a whole row")
+        raise fault(
+            f"the sink {describe(sink)} depends on {over}", works="a sink is one logit for a whole row"
+        )
 
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _softmax(s: Node, over: Axis, sink: Node | None) -> Node:
     _check_softmax("softmax", s, over, sink)
     _, weight, total = _softmax_parts(s, over, sink)
-    return G.div(weight, total)
+    return ir.div(weight, total)
 
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _logsumexp(s: Node, over: Axis, sink: Node | None) -> Node:
     _check_softmax("logsumexp", s, over, sink)
     m, _, total = _softmax_parts(s, over, sink)
-    return G.add(m, G.function("log", total))
+    return ir.add(m, ir.function("log", total))
 
 
 def softmax(s: Value, over: str = "kv", sink: Value | None = None) -> Expr:
@@ -160,7 +163,7 @@ def logsumexp(s: Value, over: str = "kv") -> Expr:
 
 def logsumexp_with_sink(s: Value, sink: Value) -> Expr:
     """The logarithm of a softmax's denominator over keys, the sink's share included."""
-    return Expr(_logsumexp(node_of(s), G.KEY_AXIS, node_of(sink)), captures_of(s, sink))
+    return Expr(_logsumexp(node_of(s), ir.KEY_AXIS, node_of(sink)), captures_of(s, sink))
 
 
 # ------------------------------------------------------------------------------------------------ choosing
@@ -174,11 +177,11 @@ def _where(condition: Node, x: Node, y: Node) -> Node:
             works="compare it, as in x != 0",
             kind=DtypeError,
         )
-    return G.where(condition, x, y)
+    return ir.where(condition, x, y)
 
 
 def where(condition: Value, x: Value, y: Value) -> Expr:
-    """``x`` where ``condition`` holds, else ``y``; what is not chosen reaches neither results nor gradients."""
+    """``x`` where ``condition`` holds, else ``y``; what is not chosen reaches no result and no gradient."""
     return Expr(
         _where(node_of(condition), node_of(x), node_of(y)),
         captures_of(condition, x, y),
@@ -187,12 +190,12 @@ def where(condition: Value, x: Value, y: Value) -> Expr:
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _minimum(x: Node, y: Node) -> Node:
-    return G.minimum(x, y)
+    return ir.minimum(x, y)
 
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _maximum(x: Node, y: Node) -> Node:
-    return G.maximum(x, y)
+    return ir.maximum(x, y)
 
 
 def minimum(x: Value, y: Value) -> Expr:
@@ -210,7 +213,7 @@ def maximum(x: Value, y: Value) -> Expr:
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _function(op: str, x: Node) -> Node:
-    return G.function(op, x)
+    return ir.function(op, x)
 
 
 def _apply(op: str, x: Value) -> Expr:
@@ -279,13 +282,13 @@ def relu(x: Value) -> Expr:
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _gelu(x: Node) -> Node:
-    x = G.to_float(x)
-    half = G.mul(G.Const(0.5), x)
-    return G.mul(half, G.add(G.ONE, G.function("erf", G.mul(x, G.Const(math.sqrt(0.5))))))
+    x = ir.to_float(x)
+    half = ir.mul(ir.Const(0.5), x)
+    return ir.mul(half, ir.add(ir.ONE, ir.function("erf", ir.mul(x, ir.Const(math.sqrt(0.5))))))
 
 
 def gelu(x: Value) -> Expr:
-    """``x`` times the normal distribution function of ``x``, by erf (Hendrycks and Gimpel 2016, section 2)."""
+    """``x`` times the normal distribution function of ``x``, by erf (Hendrycks and Gimpel 2016)."""
     return Expr(_gelu(node_of(x)), captures_of(x))
 
 
@@ -308,9 +311,9 @@ ordinals: ContextVar[Ordinals | None] = ContextVar("ordinals", default=None)
 """The count of the program being traced."""
 
 
-def dropout_threshold(rate: float) -> int:
+def dropout_threshold(rate: Any) -> int:
     """The number of 16-bit patterns an element is dropped for."""
-    if isinstance(rate, Expr) or not isinstance(rate, numbers.Real) or not 0 <= rate <= 1:
+    if not is_number(rate) or not 0 <= rate <= 1:
         raise fault(f"dropout has the rate {rate!r}", works="a rate is a Python number from 0 to 1")
     return round(float(rate) * RANDOM_STEPS)
 
@@ -318,22 +321,22 @@ def dropout_threshold(rate: float) -> int:
 @lru_cache(maxsize=CACHE_SIZE)
 def _dropout(p: Node, threshold: int, ordinal: int) -> Node:
     extra = set(p.axes) - DROPOUT_AXES
-    if extra or G.KEY_AXIS not in p.axes:
+    if extra or ir.KEY_AXIS not in p.axes:
         raise fault(
             f"dropout draws one number for each (b, h, q, kv), and {describe(p)} has the axes "
             f"{' '.join(_joined(p.axes)) or 'none'}",
             works="drop out scores or weights",
         )
-    keep = G.le(G.Const(threshold), G.Random(ordinal))
+    keep = ir.le(ir.Const(threshold), ir.Random(ordinal))
     scale = RANDOM_STEPS / (RANDOM_STEPS - threshold) if threshold < RANDOM_STEPS else 1.0
-    return G.where(keep, G.mul(G.to_float(p), G.Const(scale)), G.ZERO)
+    return ir.where(keep, ir.mul(ir.to_float(p), ir.Const(scale)), ir.ZERO)
 
 
 def dropout(p: Value, rate: float) -> Expr:
     """``p`` with elements dropped with probability ``rate``, and what stays divided by ``1 - rate``.
 
-    The rate is rounded to a multiple of 1/65,536. Bits come from Philox4x32-10 (Salmon et al. 2011), counted by
-    position, so that every kernel draws the same; 0 leaves ``p`` as it is, 1 leaves zeros.
+    The rate is rounded to a multiple of 1/65,536. Bits come from Philox4x32-10 (Salmon et al. 2011), counted
+    by position, so that every kernel draws the same; 0 leaves ``p`` as it is, 1 leaves zeros.
     """
     count = ordinals.get()
     if count is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from fagen.lang.watch import Watch
 
 @dataclass(frozen=True)
 class Options:
-    """How a program is run: bitwise equal gradients, and the family of kernels (None: the planner's choice)."""
+    """How a program is run: with bitwise equal gradients, by which family (None: the planner's choice)."""
 
     deterministic: bool = False
     family: str | None = None
@@ -76,20 +77,20 @@ class Program:
     def trace(self, **constants: Any) -> Traced:
         """The graph of this program, traced where it was not yet, or where something it reads has changed.
 
-        ``constants`` are values of parameters that declare no axes. The same structure gives the same `Graph`.
+        ``constants`` are values of parameters that declare no axes. The same structure gives the same
+        `Graph`.
         """
-        key = tuple(constants.items()) if constants else ()
+        key = tuple(constants.items())
         try:
             found = self._traced.get(key)
-        except TypeError:
-            found, key = None, (_UNHASHABLE,)
-        if found is not None and key != (_UNHASHABLE,) and not found[0].changed():
+        except TypeError:  # a constant that is no key is traced each time
+            return self._trace(constants)
+        if found is not None and not found[0].changed():
             return found[1]
         with self._lock:
             watch = Watch(self.function)
             traced = self._trace(constants)
-            if key != (_UNHASHABLE,):
-                self._traced[key] = (watch, traced)
+            self._traced[key] = (watch, traced)
         return traced
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, tuple[Any, ...]]:
@@ -117,20 +118,18 @@ class Program:
             return finish(self.name, signature.arguments, outputs, names, about=about)
 
 
-_UNHASHABLE = object()
-
-
 def program(function: Callable[..., Any]) -> Program:
     """Make a program of a function whose parameters declare their axes: ``q: fg.Tensor["b h q d"]``.
 
-    It is traced when first used, and again only where a closure cell, a default or a global it reads has changed.
+    It is traced when first used, and again only where a closure cell, a default or a global it reads has
+    changed.
     """
     return Program(function)
 
 
 def _innermost(function: object) -> object:
-    while isinstance(function, functools.partial) or hasattr(function, "__func__"):
-        function = function.func if isinstance(function, functools.partial) else function.__func__  # type: ignore[attr-defined]
+    while isinstance(function, functools.partial | types.MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
     return function
 
 
@@ -143,7 +142,9 @@ def _name_of(function: object) -> str:
 def _call(function: Callable[..., Any], signature: Signature, parameters: Mapping[str, Any]) -> Any:
     shape = inspect.signature(function)
     positional = [
-        parameters[name] for name, p in shape.parameters.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY
+        parameters[name]
+        for name, p in shape.parameters.items()
+        if p.kind is inspect.Parameter.POSITIONAL_ONLY
     ]
     named = {
         name: parameters[name]
@@ -160,13 +161,15 @@ def _read_signature(name: str, function: Callable[..., Any]) -> Signature:
         raise UsageError(
             f"an annotation names something unknown ({error})",
             call=name,
-            works='write axes as a string, fg.Tensor["b h q d"], and import fagen where the function is defined',
+            works='write axes as a string, fg.Tensor["b h q d"], with fagen imported beside the function',
         ) from None
     arguments: list[Input | Scalar] = []
     constants: dict[str, Any] = {}
     for label, parameter in shape.parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            raise UsageError(f"the parameter *{label} declares no axes", call=name, works="name each argument")
+            raise UsageError(
+                f"the parameter *{label} declares no axes", call=name, works="name each argument"
+            )
         kind = declared(parameter.annotation)
         if isinstance(kind, TensorType):
             arguments.append(Input(label, len(arguments), kind.layout, kind.stored, False))
@@ -198,6 +201,8 @@ def _match(
         values[label] = value
     missing = [argument.name for argument in signature.arguments if argument.name not in values]
     if missing:
-        raise UsageError(f"{', '.join(missing)} was not given", call=name, works=f"it takes {', '.join(names)}")
+        raise UsageError(
+            f"{', '.join(missing)} was not given", call=name, works=f"it takes {', '.join(names)}"
+        )
     constants = {label: values[label] for label in signature.constants if label in values}
     return tuple(values[argument.name] for argument in signature.arguments), constants

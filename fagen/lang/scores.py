@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from fagen.errors import DtypeError
-from fagen.lang.expr import Expr, Value, capture, fault, h, is_tensor, kv, q, scalar, size
+from fagen.lang.expr import Expr, Value, capture, fault, h, is_number, is_tensor, kv, q, scalar, size
 from fagen.lang.library import labelled
 from fagen.lang.ops import exp2, tanh
 
@@ -17,7 +16,7 @@ Score: TypeAlias = Callable[[Expr], Expr]
 def _positive(call: str, name: str, value: Any) -> Any:
     if isinstance(value, Expr):
         return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > 0:
+    if not is_number(value) or not value > 0:
         raise fault(f"{call}: {name} is {value!r}", works="it is a number above 0")
     return float(value)
 
@@ -55,7 +54,9 @@ def temperature(t: Any) -> Score:
     """``s / t``, for a number, an expression, or a tensor () or (H,)."""
     if is_tensor(t):
         if len(t.shape) > 1:
-            raise fault(f"temperature: t has the shape {tuple(t.shape)}", works="it is () or (H,)", kind=DtypeError)
+            raise fault(
+                f"temperature: t has the shape {tuple(t.shape)}", works="it is () or (H,)", kind=DtypeError
+            )
         divisor: Value = capture(t, "h" if len(t.shape) else "", name="temperature")
     else:
         divisor = _positive("temperature", "t", t)

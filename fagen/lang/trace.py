@@ -37,7 +37,7 @@ def tracing(name: str) -> Iterator[None]:
 
 
 def output_layout(axes: tuple[Axis, ...], first: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The axes of a result in memory: in the order of ``first``, ``dv`` in the place of ``d``, others canonical."""
+    """The axes of a result in memory: in the order of ``first``, ``dv`` for ``d``, the others canonical."""
     present = set(axes)
     if {"hk", "g"} <= present:
         present = present - {"hk", "g"} | {"h"}

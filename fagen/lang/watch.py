@@ -1,7 +1,8 @@
 """What a traced function read outside its arguments, and whether any of it has changed since.
 
-Tracing again gives the same graph for the same structure, so watching too much costs time alone. What cannot be
-watched (a C object with state of its own, code that looks names up by string) is reported as always changed.
+Tracing again gives the same graph for the same structure, so watching too much costs time alone. What cannot
+be watched (a C object with state of its own, code that looks names up by string) is reported as always
+changed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from fagen.lang.types import ScalarType, TensorType
 _MISSING: Any = object()
 _ATOMS = (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), range, slice)
 _OURS = (Expr, Node, Capture, TensorType, ScalarType)
-_BY_STRING = frozenset(("globals", "locals", "vars", "eval", "exec", "getattr", "__import__", "import_module"))
+_BY_STRING = frozenset(
+    ("globals", "locals", "vars", "eval", "exec", "getattr", "__import__", "import_module")
+)
 _MOST = 2000
 
 
@@ -43,7 +46,9 @@ class Watch:
         self._attributes: list[tuple[object, str, object]] = []
         self._contents: list[tuple[Any, tuple[object, ...]]] = []
         self._seen: dict[int, object] = {}
-        self._owners: list[object] = []  # modules, classes, instances: only attributes some code names are read
+        self._owners: list[
+            object
+        ] = []  # modules, classes, instances: only attributes some code names are read
         self._names: dict[str, None] = {}
         self._read: set[tuple[int, str]] = set()
         self._visit(function)
@@ -162,7 +167,7 @@ class Watch:
             if instance is not None:
                 self._entry(instance, name)
         for cls in owner.__mro__ if isinstance(owner, type) else type(owner).__mro__:
-            if "__getattr__" in vars(cls) or "__getattribute__" in vars(cls) and cls is not object:
+            if "__getattr__" in vars(cls) or ("__getattribute__" in vars(cls) and cls is not object):
                 self.stable = False
             if _trusted(cls.__module__):
                 continue
