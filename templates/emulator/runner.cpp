@@ -16,6 +16,8 @@
 
 #include "launch.h"
 
+extern "C" void __asan_poison_memory_region(const volatile void* begin, size_t bytes) __attribute__((weak));
+
 namespace {
 
 struct Header {
@@ -68,6 +70,7 @@ int main(int count, char** words) {
     void* whole = nullptr;
     if (posix_memalign(&whole, 256, memory.offset_in_line + memory.bytes)) give_up("no memory");
     char* begin = static_cast<char*>(whole) + memory.offset_in_line;
+    if (__asan_poison_memory_region) __asan_poison_memory_region(whole, memory.offset_in_line);
     read_exactly(file, begin, memory.bytes);
     memcpy(static_cast<char*>(params) + memory.param_offset, &begin, sizeof begin);
     begins.push_back(begin);

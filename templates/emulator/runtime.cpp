@@ -529,12 +529,16 @@ std::string Scheduler::who_waits(const Block& block) const {
            block.fibers[end]->line == fiber.line) {
       ++end;
     }
-    text += "\n  block " + position(block.index) + " thread" + (end - i > 1 ? "s " : " ") +
-            std::to_string(i) + (end - i > 1 ? " to " + std::to_string(end - 1) : "");
-    text += fiber.state == State::gone
-                ? " left the kernel"
-                : std::string(fiber.state == State::polling ? " spins in " : " waits at ") + fiber.what +
-                      ", line " + std::to_string(fiber.line);
+    const bool many = end - i > 1;
+    text += "\n  block " + position(block.index) + (many ? " threads " : " thread ") + std::to_string(i);
+    if (many) text += " to " + std::to_string(end - 1);
+    if (fiber.state == State::gone) {
+      text += many ? " have left the kernel" : " has left the kernel";
+    } else {
+      const bool spins = fiber.state == State::polling;
+      text += std::string(spins ? " spin" : " wait") + (many ? "" : "s") + (spins ? " in " : " at ");
+      text += std::string(fiber.what) + ", line " + std::to_string(fiber.line);
+    }
     i = end;
   }
   return text;

@@ -24,11 +24,13 @@ struct Params {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) matmul(const __grid_constant__ Params p) {
-  const Shared<float, BLOCK_K * BLOCK_M> a_tile(A_AT);  // transposed, so that a thread's rows lie side by side
+  const Shared<float, BLOCK_K * BLOCK_M> a_tile(
+      A_AT);  // transposed, so that a thread's rows lie side by side
   const Shared<float, BLOCK_K * BLOCK_N> b_tile(B_AT);
 
   const int m_start = blockIdx.y * BLOCK_M, n_start = blockIdx.x * BLOCK_N;
-  const int row = threadIdx.x / (BLOCK_N / COLUMNS) * ROWS, column = threadIdx.x % (BLOCK_N / COLUMNS) * COLUMNS;
+  const int row = threadIdx.x / (BLOCK_N / COLUMNS) * ROWS,
+            column = threadIdx.x % (BLOCK_N / COLUMNS) * COLUMNS;
 
   float c[ROWS][COLUMNS];
 #pragma unroll
