@@ -1,8 +1,8 @@
 """One row for each GPU: every number and capability that planning asks for.
 
 Nothing else names an architecture: code asks a row what the part can do (``arch.copy``, ``arch.families``).
-Sources: the vendor's architecture white papers and the tables of compute capabilities in the CUDA programming guide;
-rates are those of the boost clock.
+Sources: the vendor's architecture white papers and the tables of compute capabilities in the CUDA programming
+guide; rates are those of the boost clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 from fagen.errors import PlanError
 
 Copy: TypeAlias = Literal["load", "cp.async", "tma"]
-"""The best way to bring a tile into shared memory: through registers, asynchronously, or by a bulk tensor copy."""
+"""The best way to bring a tile into shared memory: through registers, asynchronously, or by a bulk tensor
+copy."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,9 @@ def arch_for(name: str | tuple[int, int]) -> Arch:
     """The row of a GPU.
 
     ``name`` is a row's name (``A100``; also within a device's full name, ``NVIDIA A100-SXM4-40GB``), a target
-    (``sm_90a``, ``sm_90``) or a compute capability (``(8, 0)``, ``8.0``). A newer or a less common compute capability
-    gets the limits of the generic row, which every part from sm_75 on has. `PlanError` lists what is known.
+    (``sm_90a``, ``sm_90``) or a compute capability (``(8, 0)``, ``8.0``). A newer or a less common compute
+    capability gets the limits of the generic row, which every part from sm_75 on has. `PlanError` lists what
+    is known.
     """
     if isinstance(name, tuple):
         return _of_capability(name[0] * 10 + name[1], str(name))
@@ -182,4 +184,6 @@ def _of_capability(capability: int, asked: str) -> Arch:
 
 def _unknown(asked: str) -> PlanError:
     known = ", ".join(dict.fromkeys(name for row in ROWS for name in (row.name, row.target)))
-    return PlanError(f"no GPU is known as {asked!r}", works=f"arch= takes {known} or any sm_ from sm_{_OLDEST} on")
+    return PlanError(
+        f"no GPU is known as {asked!r}", works=f"arch= takes {known} or any sm_ from sm_{_OLDEST} on"
+    )

@@ -1,4 +1,5 @@
-"""What planning hands to the emitter and to the launcher: flat frozen records with everything they may read."""
+"""What planning hands to the emitter and to the launcher: flat frozen records with everything they may
+read."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from fagen.derive.ranges import RangePlan
+from fagen.derive.intervals import RangePlan
+from fagen.derive.streaming import Fusion
 from fagen.derive.walk import Note, Stage
 from fagen.ir.graph import Axis, Graph
 
@@ -14,6 +16,10 @@ Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool"]
 """How the elements of a tensor lie in memory; a bool is one byte."""
 
 STORAGE_BYTES: Mapping[Storage, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "bool": 1}
+
+Tiling: TypeAlias = Literal["registers", "shared", "element"]
+"""How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an
+element."""
 
 Schedule: TypeAlias = Literal["forward_loop", "product", "rowwise"]
 """The template that says who does what when: `templates/schedule/NAME.cu.j2`."""
@@ -33,10 +39,10 @@ class Problem:
     inputs: tuple[Storage, ...]
     """One for each of the graph's tensor arguments, in order of position."""
     lengths: tuple[tuple[Axis, str], ...] = ()
-    """The class of each other axis' length (`plan.tiling.length_class`): picks a plan, never its correctness."""
-    fusion: Literal["full", "products", "none"] = "full"
-    tiling: Literal["registers", "shared", "element"] = "registers"
-    """How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an element."""
+    """The class of each other axis' length (`plan.tiling.length_classes`): picks a plan, never its
+    correctness."""
+    fusion: Fusion = "full"
+    tiling: Tiling = "registers"
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,9 @@ class Rejected:
 class SharedTile:
     """A piece of a block's shared memory: ``rows`` x ``pitch`` elements from byte ``address``.
 
-    Tiles of different walks, and of the steps of a walk that a barrier separates, may overlap. ``pitch`` is at least the
-    row's width: the rest keeps threads of a warp on different banks. `plan.cost.shared_tiles` lays them out and says
-    what each holds.
+    Tiles of different walks, and of the steps of a walk that a barrier separates, may overlap. ``pitch`` is
+    at least the row's width: the rest keeps threads of a warp on different banks. `plan.cost.shared_tiles`
+    lays them out and says what each holds.
     """
 
     name: str
@@ -72,17 +78,25 @@ class SharedTile:
 class KernelPlan:
     """One kernel: a stage, the schedule that runs it, and its tiles.
 
-    A block owns ``block_own`` positions of ``tile_axis`` (None: a single row) at one position of each of ``grid_axes``,
-    and walks ``block_walk`` positions of the stage's walk axis at a time. ``rows`` x ``columns`` threads share a tile:
-    each owns ``block_own / rows`` rows and ``block_walk / columns`` columns of a product. ``block_inner`` positions of a
-    contraction over an inner axis (head dim) are in shared memory at a time. ``block_feature`` features of a product
-    that is a stage of its own.
+    A block owns ``block_own`` positions of ``tile_axis`` (None: a single row) at one position of each of
+    ``grid_axes``, and walks ``block_walk`` positions of the walk axis at a time (of a stage that only maps
+    elements: of its last own axis, which is then neither a grid axis nor the tile axis). ``rows`` x
+    ``columns`` threads share a tile:
+
+    ``forward_loop``  each owns ``block_own / rows`` rows and ``block_walk / columns`` columns of a tile of
+                      scores;
+                      ``block_inner`` positions of a contraction over an inner axis (head dim) are in shared
+                      memory at a time
+    ``product``       each owns ``block_own / rows`` rows and ``block_feature / columns`` features of the
+                      result
+    ``rowwise``       ``columns`` threads share each of ``rows`` rows, ``block_walk / columns`` elements of it
+                      at a time
     """
 
     function: str
     stage: Stage
     schedule: Schedule
-    tiling: Literal["registers", "shared", "element"]
+    tiling: Tiling
     grid_axes: tuple[Axis, ...]
     tile_axis: Axis | None
     block_own: int
@@ -124,6 +138,7 @@ class Plan:
     kernels: tuple[KernelPlan, ...]
     buffers: tuple[Buffer, ...]
     outputs: tuple[Storage, ...]
-    """One for each of the graph's outputs: fp32 for row statistics, else that of the first tensor with features."""
+    """One for each of the graph's outputs: fp32 for row statistics, else that of the first tensor with
+    features."""
     notes: tuple[Note, ...]
     rejected: tuple[Rejected, ...]

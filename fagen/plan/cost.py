@@ -1,0 +1,685 @@
+"""What a kernel costs, as formulas: operations, bytes at each level of the memory hierarchy, shared memory,
+registers.
+
+Two kinds of bytes are kept apart. *Asked* bytes are what all blocks (threads, where nothing is shared) load
+and store beyond their multiprocessor, each re-reading counted. *Least* bytes are each tensor once. Device
+memory sees something between: blocks that run at the same time share what they read through the L2 cache.
+
+`profile` reads a stage once and keeps counts by the axes they depend on; `kernel_cost` puts lengths and tile
+sizes in. Ranking hundreds of candidates so takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Literal, TypeAlias
+
+from fagen.derive.walk import Stage
+from fagen.ir import graph as ir
+from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
+from fagen.plan.arch import Arch
+from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan, Problem, Schedule, SharedTile, Storage, Tiling
+
+Lengths: TypeAlias = Mapping[Axis, int]
+Bound: TypeAlias = Literal["arithmetic", "exp unit", "shared memory", "L2", "device memory", "latency"]
+
+PAD = 4
+"""Elements added to a row of a tile: its vectors then start on different banks."""
+VECTOR = 4
+"""fp32 elements of one access."""
+
+LAUNCH_SECONDS = 3e-6
+LATENCY_CYCLES = 900
+"""From asking device memory for a tile to the barrier after it."""
+REDUCE_CYCLES = 60
+"""A reduction over the threads of a row."""
+FIXED_REGISTERS = 40
+"""Addresses, counters and temporaries of a thread."""
+
+_SLOTS: Mapping[str, tuple[int, int]] = {
+    "neg": (0, 0),
+    "not": (0, 0),
+    "div": (8, 1),
+    "quotient": (9, 1),
+    "floordiv": (12, 1),
+    "mod": (14, 1),
+    "exp": (4, 1),
+    "exp2": (2, 1),
+    "log": (6, 1),
+    "log2": (4, 1),
+    "tanh": (12, 2),
+    "tanh_fast": (0, 1),
+    "erf": (20, 1),
+    "sqrt": (6, 1),
+    "rsqrt": (3, 1),
+    "sin": (16, 1),
+    "cos": (16, 1),
+}
+"""(issue slots, exp-unit slots) of an operation; (1, 0) where none is given."""
+_RANDOM_SLOTS = 24
+"""Philox: ten rounds of about ten instructions serve several elements of a thread."""
+
+
+def round_up(x: int, multiple: int) -> int:
+    """The least multiple not below ``x``."""
+    return -(-x // multiple) * multiple
+
+
+def ceil_div(x: int, y: int) -> int:
+    """``x / y``, rounded up."""
+    return -(-x // y)
+
+
+# --------------------------------------------------------------------------------------------------- storage
+
+
+def storages(problem: Problem) -> dict[int, Storage]:
+    """How each tensor argument lies in memory, by its position."""
+    tensors = (argument for argument in problem.graph.arguments if isinstance(argument, Input))
+    return {tensor.position: storage for tensor, storage in zip(tensors, problem.inputs, strict=True)}
+
+
+def output_storages(problem: Problem) -> tuple[Storage, ...]:
+    """One for each of the graph's outputs: fp32 for row statistics, else that of the first tensor with
+    features.
+
+    A row statistic has neither a feature axis nor one that the program sums over or takes a maximum over.
+    """
+    stored, features = storages(problem), {axis for axis, _ in problem.sizes}
+    floats = [a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float"]
+    first = next((a for a in floats if features & set(a.axes)), floats[0] if floats else None)
+    data: Storage = stored[first.position] if first is not None else "fp32"
+    walked = features | _walked_axes(problem.graph)
+    return tuple(data if walked & set(output.node.axes) else "fp32" for output in problem.graph.outputs)
+
+
+def _walked_axes(graph: Graph) -> set[Axis]:
+    nodes = ir.walk(output.node for output in graph.outputs)
+    return {node.over for node in nodes if isinstance(node, Reduce | ir.Contract)}
+
+
+def _written_bytes(stage: Stage, problem: Problem) -> dict[str, int]:
+    """Bytes of an element of each output of ``stage``, by name; what goes to another stage is fp32."""
+    if stage.name != problem.graph.name:
+        return {}
+    names = (output.name for output in problem.graph.outputs)
+    return dict(zip(names, (STORAGE_BYTES[s] for s in output_storages(problem)), strict=True))
+
+
+# --------------------------------------------------------------------------------------------------- profile
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor read or written: ``bytes`` an element, at each position of ``axes``."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    bytes: int
+    own_operand: bool = False
+    """Read into a tile of the own axis, which stays for the whole walk where it fits."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Instructions done at each position of ``axes``: on the ordinary units, and on the exp unit."""
+
+    axes: tuple[Axis, ...]
+    issue: int
+    special: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk: what its tiles hold and what is done on them."""
+
+    products: int
+    own_tiles: tuple[int, ...]
+    """Inner length of each distinct own operand of the products (those of earlier walks among them)."""
+    walk_tiles: tuple[int, ...]
+    """Inner length of each distinct walk operand."""
+    terms: tuple[int, ...]
+    """Inner length of each contraction."""
+    operands: tuple[int, ...]
+    """Features of each distinct operand of weighted states."""
+    weighted: tuple[int, ...]
+    """Features of each weighted state."""
+    scalars: int
+    """States without features."""
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    slots: tuple[Slots, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What planning must know of a stage, read from its expressions once. Lengths that are not fixed count as
+    0."""
+
+    schedule: Schedule
+    grid_axes: tuple[Axis, ...]
+    tile_axis: Axis | None
+    walk_axis: Axis | None
+    feature_axis: Axis | None
+    """Of a product that is a stage of its own."""
+    passes: tuple[Pass, ...]
+    reads: tuple[Access, ...]
+    """Once a block, after the last walk."""
+    writes: tuple[Access, ...]
+    slots: tuple[Slots, ...]
+
+
+def _accesses(
+    roots: Iterable[Node], stored: Mapping[int, Storage], own_operand: bool = False
+) -> list[Access]:
+    """The tensors below ``roots``, each once for every set of axes it is read over."""
+    found: dict[Access, None] = {}
+    seen: set[Node] = set()
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        table = node.table if isinstance(node, Load) else node
+        if isinstance(table, Input):
+            item = STORAGE_BYTES[stored.get(table.position, "fp32")]
+            found[Access(table.name, node.axes, item, own_operand)] = None
+        stack.extend(node.indices[::-1] if isinstance(node, Load) else node.args[::-1])
+    return list(found)
+
+
+def _slots(roots: Iterable[Node]) -> tuple[Slots, ...]:
+    counts: dict[tuple[Axis, ...], tuple[int, int]] = {}
+    for node in ir.walk(roots):
+        if isinstance(node, Map):
+            issue, special = _SLOTS.get(node.op, (max(len(node.args) - 1, 1), 0))
+        elif isinstance(node, Random):
+            issue, special = _RANDOM_SLOTS, 0
+        else:
+            continue
+        before = counts.get(node.axes, (0, 0))
+        counts[node.axes] = before[0] + issue, before[1] + special
+    return tuple(Slots(axes, *both) for axes, both in counts.items() if any(both))
+
+
+@lru_cache(maxsize=256)
+def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem) -> Profile:
+    """The counts of ``stage``, run by ``schedule`` with tiles of ``tile_axis``."""
+    sizes, stored, written = dict(problem.sizes), storages(problem), _written_bytes(stage, problem)
+
+    def writes(outputs: Iterable[ir.Output]) -> tuple[Access, ...]:
+        return tuple(Access(out.name, out.node.axes, written.get(out.name, 4)) for out in outputs)
+
+    own_operands: dict[tuple[Node, Axis], None] = {}
+    passes: list[Pass] = []
+    for walk in stage.walks:
+        terms = [term for product in walk.products for term in product.terms]
+        own_operands.update(dict.fromkeys((term.own, term.over) for term in terms))
+        walk_operands = dict.fromkeys((term.walk, term.over) for term in terms)
+        weighted = [(s.operand, s.features) for s in walk.states if s.operand is not None and s.features]
+        operands = dict.fromkeys(weighted)
+        loaded = [node for node, _ in own_operands], [node for node, _ in walk_operands]
+        values = [walk.guard, *(state.value for state in walk.states), *(out.node for out in walk.stores)]
+        values += [s.operand for s in walk.states if s.operand is not None]
+        passes.append(
+            Pass(
+                products=len(walk.products),
+                own_tiles=tuple(sizes.get(over, 0) for _, over in own_operands),
+                walk_tiles=tuple(sizes.get(over, 0) for _, over in walk_operands),
+                terms=tuple(sizes.get(term.over, 0) for term in terms),
+                operands=tuple(sizes.get(axis, 0) for _, (axis,) in operands),
+                weighted=tuple(sizes.get(axis, 0) for _, (axis,) in weighted),
+                scalars=len(walk.states) - len(weighted),
+                reads=(
+                    *_accesses(loaded[0], stored, own_operand=True),
+                    *_accesses([*loaded[1], *values], stored),
+                ),
+                writes=writes(walk.stores),
+                slots=_slots([*loaded[0], *loaded[1], *values]),
+            )
+        )
+    walk_axis = stage.walk if stage.walk is not None else (stage.own[-1] if stage.own else None)
+    features = [axis for walk in stage.walks for state in walk.states for axis in state.features]
+    ends = [output.node for output in stage.outputs]
+    return Profile(
+        schedule=schedule,
+        grid_axes=tuple(axis for axis in stage.own if axis not in (tile_axis, walk_axis)),
+        tile_axis=tile_axis,
+        walk_axis=walk_axis,
+        feature_axis=features[0] if schedule == "product" else None,
+        passes=tuple(passes),
+        reads=tuple(_accesses(ends, stored)),
+        writes=writes(stage.outputs),
+        slots=_slots(ends),
+    )
+
+
+# ----------------------------------------------------------------------------------------- what a block needs
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A candidate: the tile sizes of a `KernelPlan`."""
+
+    tiling: Tiling
+    block_own: int
+    block_walk: int
+    block_inner: int
+    block_feature: int
+    rows: int
+    columns: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.rows * self.columns
+
+    def __str__(self) -> str:
+        sides = [self.block_own, self.block_walk, self.block_inner, self.block_feature]
+        return f"{' x '.join(str(side) for side in sides if side)}, {self.rows} x {self.columns} threads"
+
+
+def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
+    """What a block keeps in shared memory, all fp32, rows padded by `PAD`.
+
+    ``forward_loop``
+        ``own0, own1, ...``  [block_own][block_inner]: own operands of products; they stay for the whole walk
+        ``walk0, ...``       [block_walk][block_inner]: walk operands of this walk's products
+        ``operand0, ...``    [block_walk][features]: operands of weighted states
+        ``weights``          [block_own][block_walk]: a state's value, from the threads that made it to those
+                             that use it
+    ``product``
+        ``own``              [block_walk][block_own]: the value, walk axis outermost
+        ``operand``          [block_walk][block_feature]
+    ``rowwise``
+        ``partials``         one for each state and warp, where a row has several warps
+
+    Tiles of different walks overlap, but for the own operands. Equal operands share a tile.
+    """
+    if profile.schedule == "product":
+        if tiles.tiling == "element":
+            return ()
+        return _placed(
+            [
+                ("own", tiles.block_walk, tiles.block_own + PAD),
+                ("operand", tiles.block_walk, tiles.block_feature + PAD),
+            ]
+        )
+    if profile.schedule == "rowwise":
+        states = max((step.scalars for step in profile.passes), default=0)
+        warps = tiles.columns // 32
+        return _placed([("partials", states, warps)]) if states and warps > 1 else ()
+    own_tiles = profile.passes[-1].own_tiles
+    placed = _placed(
+        [(f"own{i}", tiles.block_own, _inner_width(inner, tiles) + PAD) for i, inner in enumerate(own_tiles)]
+    )
+    base = sum(tile.bytes for tile in placed)
+    for number, step in enumerate(profile.passes):
+        first = f"walk{number}_" if len(profile.passes) > 1 else "walk"
+        second = f"operand{number}_" if len(profile.passes) > 1 else "operand"
+        parts = [
+            (f"{first}{i}", tiles.block_walk, _inner_width(inner, tiles) + PAD)
+            for i, inner in enumerate(step.walk_tiles)
+        ]
+        parts += [
+            (f"{second}{i}", tiles.block_walk, feature_width(features, tiles) + PAD)
+            for i, features in enumerate(step.operands)
+        ]
+        if step.weighted:
+            weights = "weights" if len(profile.passes) == 1 else f"weights{number}"
+            parts.append((weights, tiles.block_own, tiles.block_walk + PAD))
+        placed += _placed(parts, base)
+    return placed
+
+
+def _inner_width(inner: int, tiles: Tiles) -> int:
+    return min(tiles.block_inner, round_up(inner, VECTOR))
+
+
+def feature_width(features: int, tiles: Tiles) -> int:
+    """Features a block computes: each of the ``columns`` threads of a row has equally many, in whole vectors
+    if any fit."""
+    share = ceil_div(features, tiles.columns)
+    return tiles.columns * (round_up(share, VECTOR) if share >= VECTOR else share)
+
+
+def _placed(parts: Iterable[tuple[str, int, int]], address: int = 0) -> tuple[SharedTile, ...]:
+    placed: list[SharedTile] = []
+    for name, rows, pitch in parts:
+        placed.append(SharedTile(name, "fp32", rows, pitch, address))
+        address += round_up(placed[-1].bytes, 16)
+    return tuple(placed)
+
+
+def shared_bytes(profile: Profile, tiles: Tiles) -> int:
+    """Shared memory of a block."""
+    return max((tile.address + tile.bytes for tile in shared_tiles(profile, tiles)), default=0)
+
+
+def registers(profile: Profile, tiles: Tiles) -> int:
+    """Registers of a thread, estimated: accumulators, the fragments they are made of, row values and a fixed
+    share."""
+    own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
+    if profile.schedule == "product":
+        features = ceil_div(tiles.block_feature, tiles.columns)
+        return FIXED_REGISTERS + own * features + own + features + VECTOR
+    if profile.schedule == "rowwise":
+        return FIXED_REGISTERS
+    most = 0
+    for step in profile.passes:
+        accumulators = own * sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
+        scores = own * walk * max(step.products, 1)
+        fragments = (own + walk) * VECTOR
+        most = max(most, accumulators + scores + fragments + own * (step.scalars + 2))
+    return FIXED_REGISTERS + most
+
+
+def registers_limit(arch: Arch, threads: int) -> int:
+    """The most registers a thread may have with so many threads in a block."""
+    return min(arch.registers_thread, arch.registers // round_up(threads, arch.warp) // 8 * 8)
+
+
+def resident_blocks(arch: Arch, threads: int, registers_: int, shared_bytes_: int) -> int:
+    """Blocks that a multiprocessor holds at once; 0 if not one fits."""
+    threads = round_up(threads, arch.warp)
+    if threads > arch.threads_block or shared_bytes_ > arch.shared_block_bytes:
+        return 0
+    return min(
+        arch.blocks,
+        arch.threads // threads,
+        arch.registers // (threads * round_up(registers_, 8)),
+        arch.shared_bytes // max(shared_bytes_ + arch.shared_reserved_bytes, 1),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- what it costs
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """Cycles of a multiprocessor for one tile of a walk."""
+
+    fma_cycles: float
+    """Of the ordinary units: products and pointwise work."""
+    exp_cycles: float
+    shared_cycles: float
+    cycles: float
+    """With the latency that resident blocks can't hide from each other."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A kernel at given lengths."""
+
+    flops: int
+    """A multiplication and an addition are two; pointwise work is not counted."""
+    exp_ops: int
+    """Operations of the exp unit."""
+    asked_read_bytes: int
+    least_read_bytes: int
+    write_bytes: int
+    memory_bytes: int
+    """Predicted traffic of device memory, reads and writes."""
+    shared_traffic_bytes: int
+    """Read from shared memory by all blocks."""
+    blocks: int
+    shared_bytes: int
+    """Of a block."""
+    registers: int
+    """Of a thread."""
+    resident_blocks: int
+    tiles: tuple[TileCost, ...]
+    """For each walk."""
+    walk_tiles: tuple[float, ...]
+    """Tiles a block visits in each walk, on average."""
+    seconds: float
+    bound: Bound
+    """What the time is spent on."""
+
+    @property
+    def asked_bytes(self) -> int:
+        """Loads and stores beyond the multiprocessor."""
+        return self.asked_read_bytes + self.write_bytes
+
+
+class _Loops:
+    """How often a kernel meets a value: once at each position of its axes, again for each block or thread
+    that shares it."""
+
+    def __init__(self, profile: Profile, tiles: Tiles, lengths: Lengths):
+        self.profile, self.tiles, self.lengths = profile, tiles, lengths
+        self.own = lengths[profile.tile_axis] if profile.tile_axis else 1
+        self.walked = lengths[profile.walk_axis] if profile.walk_axis else 1
+        self.features = lengths[profile.feature_axis] if profile.feature_axis else 1
+        self.groups = prod(lengths[axis] for axis in profile.grid_axes)
+        own_tiles = ceil_div(self.own, tiles.block_own)
+        feature_tiles = ceil_div(self.features, tiles.block_feature) if profile.feature_axis else 1
+        self.steps = ceil_div(self.walked, tiles.block_walk)
+        self.alone = tiles.tiling == "element" or profile.schedule == "rowwise"
+        self.blocks = self.groups * own_tiles * feature_tiles
+        if profile.schedule == "rowwise":
+            self.blocks = ceil_div(self.groups * self.own, tiles.rows)
+        self.again = {axis: lengths[axis] for axis in profile.grid_axes}
+        if profile.tile_axis:
+            self.again[profile.tile_axis] = self.own if self.alone else own_tiles
+        if profile.feature_axis:
+            self.again[profile.feature_axis] = self.features if self.alone else feature_tiles
+
+    def positions(self, axes: Iterable[Axis]) -> int:
+        """Elements of a value."""
+        return prod(self.lengths[axis] for axis in axes)
+
+    def visits(self, axes: Iterable[Axis]) -> int:
+        """How often all blocks (threads, where nothing is shared) together need an element of a value."""
+        there = set(axes)
+        return self.positions(there) * prod(n for axis, n in self.again.items() if axis not in there)
+
+    def on_tile(self, axes: Iterable[Axis]) -> int:
+        """How often a block computes a value on one tile of the walk; what is constant along the walk is not
+        counted."""
+        tiles, profile = self.tiles, self.profile
+        there = set(axes)
+        if profile.walk_axis not in there:
+            return 0
+        sides = {*profile.grid_axes, profile.tile_axis, profile.walk_axis, profile.feature_axis}
+        inner = self.positions(there - sides)
+        own = tiles.block_own if profile.tile_axis in there else 1 if there - sides else tiles.rows
+        feature = tiles.block_feature if profile.feature_axis in there else 1
+        return tiles.block_walk * own * feature * inner
+
+
+def _wavefronts(tiles: Tiles, own: float, walk: float) -> float:
+    """Cycles of shared memory for a warp to read ``own`` vectors of its rows and ``walk`` vectors of its
+    columns.
+
+    A cycle serves 128 bytes, eight vectors; threads that want the same vector share it.
+    """
+    columns = min(tiles.columns, 32)
+    return own * max(1.0, 32 / columns / 8) + walk * max(1.0, columns / 8)
+
+
+def _tile_cost(profile: Profile, step: Pass | None, loops: _Loops, arch: Arch, resident: int) -> TileCost:
+    tiles = loops.tiles
+    warps = ceil_div(tiles.threads, arch.warp)
+    own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
+    fma = shared = 0.0
+    if profile.schedule == "forward_loop" and step is not None:
+        for inner in step.terms:
+            fma += tiles.block_own * tiles.block_walk * round_up(inner, VECTOR)
+            shared += warps * round_up(inner, VECTOR) / VECTOR * _wavefronts(tiles, own, walk)
+        for features in step.weighted:
+            width = feature_width(features, tiles)
+            fma += tiles.block_own * tiles.block_walk * width
+            share = width / tiles.columns
+            shared += warps * tiles.block_walk / VECTOR * _wavefronts(tiles, own, max(share, 1.0))
+            shared += warps * own * walk
+    elif profile.schedule == "product":
+        fma = tiles.block_own * tiles.block_walk * tiles.block_feature
+        share = ceil_div(tiles.block_feature, tiles.columns)
+        vectors = (own, share) if tiles.tiling != "registers" else (own / VECTOR, share / VECTOR)
+        shared = warps * tiles.block_walk * _wavefronts(tiles, *(max(x, 1.0) for x in vectors))
+    slots = step.slots if step is not None else profile.slots
+    if step is not None:
+        fma += step.scalars * tiles.block_own * tiles.block_walk
+    fma += sum(part.issue * loops.on_tile(part.axes) for part in slots)
+    special = sum(part.special * loops.on_tile(part.axes) for part in slots)
+    cycles = fma / arch.fp32_fma_per_cycle, special / arch.exp_per_cycle, shared
+    waits = LATENCY_CYCLES + REDUCE_CYCLES * (step.scalars if step is not None else 0)
+    return TileCost(*cycles, max(*cycles, (max(cycles) + waits) / resident))
+
+
+def kernel_cost(
+    profile: Profile, tiles: Tiles, lengths: Lengths, arch: Arch, live: tuple[float, ...] | None = None
+) -> Cost:
+    """What a kernel costs.
+
+    ``lengths`` has every axis of the stage; ``live`` the part of its tiles that each walk visits (None: all).
+    """
+    loops = _Loops(profile, tiles, lengths)
+    shared_bytes_, registers_ = shared_bytes(profile, tiles), registers(profile, tiles)
+    resident = max(resident_blocks(arch, tiles.threads, registers_, shared_bytes_), 1)
+    parts = live or (1.0,) * len(profile.passes)
+    flops = exp_ops = 0
+    reads: dict[Access, int] = {}
+    for step, part in zip(profile.passes, parts, strict=True):
+        inner = loops.features if profile.schedule == "product" else sum(step.terms) + sum(step.weighted)
+        flops += int(2 * loops.groups * loops.own * loops.walked * inner * part)
+        exp_ops += int(sum(slots.special * loops.visits(slots.axes) for slots in step.slots) * part)
+        for access in step.reads:
+            factor = 1.0 if profile.walk_axis not in access.axes else part
+            if access.own_operand and tiles.block_inner < max(step.own_tiles):
+                factor = loops.steps * part
+            reads[access] = reads.get(access, 0) + int(loops.visits(access.axes) * access.bytes * factor)
+    exp_ops += sum(slots.special * loops.visits(slots.axes) for slots in profile.slots)
+    for access in profile.reads:
+        reads[access] = reads.get(access, 0) + loops.visits(access.axes) * access.bytes
+    writes = [*profile.writes, *(access for step in profile.passes for access in step.writes)]
+    write_bytes = sum(loops.positions(access.axes) * access.bytes for access in writes)
+    once = {access: loops.positions(access.axes) * access.bytes for access in reads}
+    least: dict[str, int] = {}
+    for access, size in once.items():
+        least[access.name] = max(least.get(access.name, 0), size)
+
+    memory_bytes = write_bytes
+    for access, asked in reads.items():
+        waves = 1
+        if once[access] > arch.l2_bytes // 2:
+            waves = ceil_div(asked, once[access] * arch.multiprocessors * resident)
+        memory_bytes += min(asked, once[access] * waves)
+
+    steps: tuple[Pass | None, ...] = profile.passes or (None,)
+    tile_costs = tuple(_tile_cost(profile, step, loops, arch, resident) for step in steps)
+    walk_tiles = tuple(loops.steps * part for part in (parts or (1.0,)))
+    block_cycles = sum(n * tile.cycles for n, tile in zip(walk_tiles, tile_costs, strict=True))
+    asked_bytes = sum(reads.values()) + write_bytes
+    times: dict[Bound, float] = {
+        "arithmetic": ceil_div(loops.blocks, arch.multiprocessors) * block_cycles / arch.clock_hz,
+        "L2": (memory_bytes if loops.alone else asked_bytes) / arch.l2_bytes_per_second,
+        "device memory": memory_bytes / arch.memory_bytes_per_second,
+    }
+    bound = max(times, key=lambda name: times[name])
+    return Cost(
+        flops=flops,
+        exp_ops=exp_ops,
+        asked_read_bytes=sum(reads.values()),
+        least_read_bytes=sum(least.values()),
+        write_bytes=write_bytes,
+        memory_bytes=memory_bytes,
+        shared_traffic_bytes=int(
+            loops.blocks
+            * sum(n * tile.shared_cycles for n, tile in zip(walk_tiles, tile_costs, strict=True))
+            * arch.shared_bytes_per_cycle
+        ),
+        blocks=loops.blocks,
+        shared_bytes=shared_bytes_,
+        registers=registers_,
+        resident_blocks=resident,
+        tiles=tile_costs,
+        walk_tiles=walk_tiles,
+        seconds=LAUNCH_SECONDS + max(times.values()),
+        bound=_within_tile(tile_costs[0]) if bound == "arithmetic" else bound,
+    )
+
+
+def _within_tile(tile: TileCost) -> Bound:
+    """What the cycles of a tile are spent on."""
+    busy: dict[Bound, float] = {
+        "arithmetic": tile.fma_cycles,
+        "exp unit": tile.exp_cycles,
+        "shared memory": tile.shared_cycles,
+    }
+    longest = max(busy, key=lambda name: busy[name])
+    return longest if tile.cycles <= busy[longest] else "latency"
+
+
+# ------------------------------------------------------------------------------------------------ whole plans
+
+
+def tiles_of(kernel: KernelPlan) -> Tiles:
+    """The tile sizes of a kernel."""
+    return Tiles(
+        kernel.tiling,
+        kernel.block_own,
+        kernel.block_walk,
+        kernel.block_inner,
+        kernel.block_feature,
+        kernel.rows,
+        kernel.columns,
+    )
+
+
+def cost_of(
+    kernel: KernelPlan, problem: Problem, lengths: Lengths, arch: Arch, live: tuple[float, ...] | None = None
+) -> Cost:
+    """`kernel_cost` of a kernel of a plan."""
+    counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, problem)
+    return kernel_cost(counts, tiles_of(kernel), lengths, arch, live)
+
+
+def buffer_lives(plan: Plan) -> dict[str, tuple[int, int]]:
+    """For each buffer the numbers of the kernel that writes it and of the last one that reads it."""
+    written = {kernel.stage.name: number for number, kernel in enumerate(plan.kernels)}
+    lives = {buffer.name: (written[buffer.name], written[buffer.name]) for buffer in plan.buffers}
+    for number, kernel in enumerate(plan.kernels):
+        for node in ir.walk(stage_roots(kernel.stage)):
+            if (
+                isinstance(node, Input)
+                and node.name in lives
+                and node.position >= len(plan.problem.graph.arguments)
+            ):
+                lives[node.name] = lives[node.name][0], number
+    return lives
+
+
+def peak_buffer_bytes(plan: Plan, lengths: Lengths) -> int:
+    """The most memory that buffers take at one time, each freed after the last kernel that reads it."""
+    lives = buffer_lives(plan)
+    sizes = {
+        buffer.name: prod(lengths[axis] for axis in buffer.axes) * STORAGE_BYTES[buffer.storage]
+        for buffer in plan.buffers
+    }
+    return max(
+        (
+            sum(sizes[name] for name, (first, last) in lives.items() if first <= number <= last)
+            for number in range(len(plan.kernels))
+        ),
+        default=0,
+    )
+
+
+def stage_roots(stage: Stage) -> list[Node]:
+    """Every expression of a stage."""
+    roots = [output.node for output in stage.outputs]
+    for walk in stage.walks:
+        roots.append(walk.guard)
+        roots += [
+            node for product in walk.products for term in product.terms for node in (term.own, term.walk)
+        ]
+        for state in walk.states:
+            roots += [node for node in (state.value, state.operand, state.rescale) if node is not None]
+        roots += [output.node for output in walk.stores]
+    return roots

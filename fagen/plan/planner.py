@@ -1,0 +1,180 @@
+"""From a problem to plans: derive, choose a schedule and tiles for each stage, refuse what can't run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from fagen.derive.intervals import RangePlan, ranges
+from fagen.derive.streaming import derive
+from fagen.derive.walk import Stage, Walk
+from fagen.errors import PlanError
+from fagen.ir import graph as ir
+from fagen.ir.graph import Axis, Input, Node, Symbol
+from fagen.plan.arch import Arch, arch_for
+from fagen.plan.cost import output_storages, profile, shared_tiles, stage_roots
+from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
+from fagen.plan.tiling import (
+    Ranked,
+    rank,
+    refusal,
+    representative_lengths,
+    require_sizes,
+    schedule_of,
+    tile_axis_of,
+)
+
+RUNNERS_UP = 8
+"""Candidates that fit, were slower by the model, and are kept with the plan."""
+
+
+def plan(problem: Problem, lengths: Mapping[Axis, int] | None = None) -> Plan:
+    """The best plan of ``problem`` by the cost model.
+
+    ``lengths`` replaces the lengths that stand for the problem's class when candidates are compared.
+    `PlanError` says in one sentence what does not fit.
+    """
+    return plans(problem, lengths, 1)[0]
+
+
+def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int = 4) -> tuple[Plan, ...]:
+    """Up to ``most`` plans, the best first: all right, each with the next tiles of every kernel that has
+    another."""
+    arch = arch_for(problem.arch)
+    family = _family(problem, arch)
+    derivation = derive(problem.graph, problem.fusion)
+    stages = [part for stage in derivation.stages for part in _independent(stage)]
+    known = representative_lengths(problem, _axes(stages)) | dict(lengths or {})
+    chosen = [_choose(stage, problem, arch, known) for stage in stages]
+    buffers = _buffers(stages, problem)
+    found = []
+    for number in range(min(most, max(len(ranked) for _, _, ranked, _ in chosen))):
+        kernels, rejected = [], list[Rejected]()
+        for index, (stage, (schedule, axis, ranked, misfits)) in enumerate(zip(stages, chosen, strict=True)):
+            own = ranked[min(number, len(ranked) - 1)]
+            function = "forward" if len(stages) == 1 else f"forward_{index}_{schedule}"
+            kernels.append(_kernel(function, stage, schedule, axis, own, problem))
+            prefix = "" if len(stages) == 1 else f"{function}: "
+            rejected += [
+                Rejected(prefix + str(other.tiles), _slower(other, own))
+                for other in ranked[: RUNNERS_UP + 1]
+                if other is not own
+            ]
+            rejected += [Rejected(prefix + r.candidate, r.reason) for r in misfits]
+        found.append(
+            Plan(
+                problem=problem,
+                family=family,
+                kernels=tuple(kernels),
+                buffers=buffers,
+                outputs=output_storages(problem),
+                notes=derivation.notes,
+                rejected=tuple(rejected),
+            )
+        )
+    return tuple(found)
+
+
+def _family(problem: Problem, arch: Arch) -> str:
+    if problem.family is None:
+        return arch.families[-1]
+    if problem.family not in arch.families:
+        raise PlanError(
+            f"family {problem.family!r} does not run on {arch.name} ({arch.target})",
+            works=f"family= takes {', '.join(arch.families)} there",
+        )
+    return problem.family
+
+
+def _choose(
+    stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int]
+) -> tuple[Schedule, Axis | None, tuple[Ranked, ...], tuple[Rejected, ...]]:
+    schedule = schedule_of(stage)
+    require_sizes(stage, schedule, problem)
+    axis = tile_axis_of(stage, schedule)
+    ranked, misfits = rank(profile(stage, schedule, axis, problem), problem, arch, lengths)
+    if not ranked:
+        raise refusal(stage, schedule, axis, problem, arch)
+    return schedule, axis, ranked, misfits
+
+
+def _kernel(
+    function: str, stage: Stage, schedule: Schedule, axis: Axis | None, own: Ranked, problem: Problem
+) -> KernelPlan:
+    counts, tiles = profile(stage, schedule, axis, problem), own.tiles
+    return KernelPlan(
+        function=function,
+        stage=stage,
+        schedule=schedule,
+        tiling=tiles.tiling,
+        grid_axes=counts.grid_axes,
+        tile_axis=axis,
+        block_own=tiles.block_own,
+        block_walk=tiles.block_walk,
+        block_inner=tiles.block_inner,
+        block_feature=tiles.block_feature,
+        rows=tiles.rows,
+        columns=tiles.columns,
+        shared=shared_tiles(counts, tiles),
+        ranges=tuple(
+            _range(walk, stage, axis) if schedule == "forward_loop" else None for walk in stage.walks
+        ),
+    )
+
+
+def _range(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | None:
+    """What bounds the loop of a walk. Where a block owns one row, that row's position is its tile."""
+    if walk.guard is ir.TRUE or walk.stores or stage.walk is None:
+        return None
+    return ranges(walk.guard, tile_axis or (stage.own[-1] if stage.own else ""), stage.walk)
+
+
+def _slower(other: Ranked, best: Ranked) -> str:
+    slower = other.cost.seconds / best.cost.seconds - 1
+    return f"{100 * slower:.0f} % slower, predicted ({other.cost.bound})"
+
+
+def _axes(stages: Iterable[Stage]) -> list[Axis]:
+    """Every axis of ``stages``, in a fixed order."""
+    nodes = ir.walk(root for stage in stages for root in stage_roots(stage))
+    return list(dict.fromkeys(axis for node in nodes for axis in node.axes))
+
+
+def _buffers(stages: Iterable[Stage], problem: Problem) -> tuple[Buffer, ...]:
+    """Memory between kernels: what one stage stores and a later one reads."""
+    arguments = len(problem.graph.arguments)
+    found: dict[str, Buffer] = {}
+    for node in ir.walk(root for stage in stages for root in stage_roots(stage)):
+        if isinstance(node, Input) and node.position >= arguments:
+            found[node.name] = Buffer(node.name, node.axes, "fp32")
+    return tuple(found[name] for name in sorted(found, key=lambda name: (len(name), name)))
+
+
+def _independent(stage: Stage) -> list[Stage]:
+    """``stage`` as one stage for each output, if its weighted sums of stored values have nothing to share."""
+    if len(stage.walks) != 1 or stage.walks[0].products or stage.walks[0].stores or len(stage.outputs) < 2:
+        return [stage]
+    (walk,) = stage.walks
+    symbols = {state.symbol for state in walk.states}
+    if any(symbols & set(ir.walk([state.value])) for state in walk.states):
+        return [stage]
+    used = [symbols & set[Node](ir.walk([output.node])) for output in stage.outputs]
+    if len(symbols) < 2 or any(len(these) != 1 for these in used):
+        return [stage]
+    parts = []
+    for symbol in dict.fromkeys(state.symbol for state in walk.states):
+        states = tuple(state for state in walk.states if state.symbol is symbol)
+        outputs = tuple(out for out, these in zip(stage.outputs, used, strict=True) if symbol in these)
+        parts.append(
+            replace(
+                stage,
+                own=_own(stage, symbol, states[0].features),
+                walks=(replace(walk, states=states),),
+                outputs=outputs,
+            )
+        )
+    return parts
+
+
+def _own(stage: Stage, symbol: Symbol, features: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    return tuple(axis for axis in stage.own if axis in symbol.axes and axis not in features)

@@ -1,0 +1,248 @@
+"""Which schedule runs a stage, on which axis and in which tiles: candidates, what fits, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product as pairs
+from math import prod
+
+from fagen.derive.walk import Stage
+from fagen.errors import PlanError
+from fagen.ir.graph import Axis, Graph
+from fagen.plan.arch import Arch
+from fagen.plan.cost import (
+    VECTOR,
+    Cost,
+    Lengths,
+    Profile,
+    Tiles,
+    kernel_cost,
+    profile,
+    registers,
+    registers_limit,
+    round_up,
+    shared_bytes,
+)
+from fagen.plan.plan import Problem, Rejected, Schedule
+
+GROUP_AXIS: Axis = "g"
+LARGEST_HEAD_DIM = 1 << 16
+"""Where the search for a size that fits ends."""
+
+_NAMES = {"d": "head_dim", "dv": "v_head_dim"}
+_FEW_ROWS = 32
+_ROWS_A_BLOCK = 64
+_REPRESENTATIVE: dict[str, tuple[int, int]] = {"few": (8, 8), "some": (512, 2), "many": (4096, 8)}
+"""For each class: the length of its axis, and of any other axis of which nothing is known."""
+_WALKED = 4096
+
+
+# ------------------------------------------------------------------------------------------- lengths
+
+
+def length_classes(
+    graph: Graph, sizes: Iterable[tuple[Axis, int]], lengths: Lengths, arch: Arch
+) -> tuple[tuple[Axis, str], ...]:
+    """The class of a call's lengths, as a plan's key holds it: three in all.
+
+    Of the last axis of the first output that is not in ``sizes``: ``few`` rows (a small tile wastes less),
+    ``some`` (too few tiles of the usual size for all multiprocessors), and nothing for many, the usual case.
+    """
+    fixed = {axis for axis, _ in sizes}
+    rows = [axis for axis in graph.outputs[0].node.axes if axis not in fixed]
+    if not rows:
+        return ()
+    if lengths[rows[-1]] <= _FEW_ROWS:
+        return ((rows[-1], "few"),)
+    if prod(lengths[axis] for axis in rows) < 2 * _ROWS_A_BLOCK * arch.multiprocessors:
+        return ((rows[-1], "some"),)
+    return ()
+
+
+def representative_lengths(problem: Problem, axes: Iterable[Axis]) -> dict[Axis, int]:
+    """Lengths that stand for all of the problem's class when candidates are compared."""
+    classes = dict(problem.lengths)
+    name = next(iter(classes.values()), "many")
+    positions = {"q", "kv"}
+    known = {axis: _WALKED if axis in positions else _REPRESENTATIVE[name][1] for axis in axes}
+    known |= {axis: 1 for axis in axes if axis == GROUP_AXIS}
+    known |= {axis: _REPRESENTATIVE[which][0] for axis, which in classes.items()}
+    return known | dict(problem.sizes)
+
+
+# ------------------------------------------------------------------------------------ schedule and axis
+
+
+def schedule_of(stage: Stage) -> Schedule:
+    """The schedule that runs a stage.
+
+    ``product``: the walk makes one weighted sum of stored values. ``rowwise``: elements are mapped, or rows
+    of stored values reduced. ``forward_loop``: everything else, that is tile products and states over them.
+    """
+    states = [state for walk in stage.walks for state in walk.states]
+    weighted = [state for state in states if state.features]
+    if any(walk.products for walk in stage.walks):
+        return "forward_loop"
+    if not weighted:
+        return "rowwise"
+    alone = len(stage.walks) == 1 and len(states) == 1 and not stage.walks[0].stores
+    return "product" if alone and states[0].rescale is None else "forward_loop"
+
+
+def tile_axis_of(stage: Stage, schedule: Schedule) -> Axis | None:
+    """The own axis of which a block takes several positions: the last that nothing read along the walk has.
+
+    The group axis is taken only if there is no other.
+    """
+    if schedule == "rowwise":
+        own = stage.own[:-1] if stage.walk is None else stage.own
+        return own[-1] if own else None
+    walked: set[Axis] = set()
+    for walk in stage.walks:
+        walked |= {axis for p in walk.products for term in p.terms for axis in term.walk.axes}
+        walked |= {axis for state in walk.states if state.operand is not None for axis in state.operand.axes}
+    free = [axis for axis in stage.own if axis not in walked]
+    return next((axis for axis in reversed(free) if axis != GROUP_AXIS), free[-1] if free else None)
+
+
+# ------------------------------------------------------------------------------------------ candidates
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate that fits, with its cost at representative lengths."""
+
+    tiles: Tiles
+    cost: Cost
+
+
+def candidates(counts: Profile, problem: Problem) -> Iterator[Tiles]:
+    """Every tiling that is tried, whether it fits or not."""
+    if counts.schedule == "rowwise":
+        for columns in (32, 256):
+            rows = 256 // columns if counts.tile_axis else 1
+            yield Tiles("registers", rows, 4 * columns, 0, 0, rows, columns)
+    elif counts.schedule == "product":
+        yield from _products(counts, problem)
+    else:
+        yield from _loops(counts)
+
+
+def _products(counts: Profile, problem: Problem) -> Iterator[Tiles]:
+    single = counts.tile_axis is None
+    if problem.tiling == "element":
+        rows = 1 if single else 8
+        yield Tiles("element", rows, 1, 0, 32, rows, 32)
+    elif problem.tiling == "shared":
+        for side in (16, 32):
+            yield Tiles("shared", 1 if single else side, side, 0, side, 1 if single else side, side)
+    else:
+        for rows, columns in pairs((1,) if single else (4, 8, 16), (8, 16, 32)):
+            if 64 <= rows * columns <= 256 or single:
+                for own, feature, walk in pairs((1,) if single else (1, 2, 4, 8), (1, 2, 4, 8), (8, 16, 32)):
+                    yield Tiles("registers", rows * own, walk, 0, columns * feature, rows, columns)
+
+
+def _loops(counts: Profile) -> Iterator[Tiles]:
+    whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), VECTOR)
+    inners = [whole, *(part for part in (128, 64, 32, 16) if part < whole)]
+    single = counts.tile_axis is None
+    for rows, columns in pairs((1,) if single else (2, 4, 8, 16, 32), (8, 16, 32)):
+        if rows * columns in (64, 128, 256) or single:
+            for own, walk in pairs((1,) if single else (1, 2, 4, 8), (1, 2, 4, 8)):
+                block_own, block_walk = rows * own, columns * walk
+                if block_walk <= 128 and block_own <= 128 and (block_own >= 8 or single):
+                    for inner in inners:
+                        yield Tiles("registers", block_own, block_walk, inner, 0, rows, columns)
+
+
+def misfit(counts: Profile, tiles: Tiles, arch: Arch) -> str | None:
+    """Why a candidate can't run on ``arch``, with numbers; None if it can."""
+    needed = shared_bytes(counts, tiles)
+    if needed > arch.shared_block_bytes:
+        return f"needs {needed:,} bytes of shared memory, {arch.target} has {arch.shared_block_bytes:,}"
+    limit, estimate = registers_limit(arch, tiles.threads), registers(counts, tiles)
+    if estimate > limit:
+        return (
+            f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.target} has {limit}"
+        )
+    return None
+
+
+def rank(
+    counts: Profile, problem: Problem, arch: Arch, lengths: Lengths
+) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
+    """The candidates that fit, the fastest first, and those that don't, each with its reason."""
+    found: list[Ranked] = []
+    rejected: list[Rejected] = []
+    for tiles in candidates(counts, problem):
+        reason = misfit(counts, tiles, arch)
+        if reason is None:
+            found.append(Ranked(tiles, kernel_cost(counts, tiles, lengths, arch)))
+        else:
+            rejected.append(Rejected(str(tiles), reason))
+    found.sort(key=lambda r: (r.cost.seconds, r.cost.shared_bytes, r.cost.registers, str(r.tiles)))
+    return tuple(found), tuple(rejected)
+
+
+# ----------------------------------------------------------------------------------------- impossible
+
+
+def require_sizes(stage: Stage, schedule: Schedule, problem: Problem) -> None:
+    """`PlanError` for a length that a schedule needs when it is compiled and the problem leaves open."""
+    if schedule != "forward_loop":
+        return
+    fixed = {axis for axis, _ in problem.sizes}
+    inner = [term.over for walk in stage.walks for p in walk.products for term in p.terms]
+    features = [axis for walk in stage.walks for state in walk.states for axis in state.features]
+    for axis in (*inner, *features):
+        if axis not in fixed:
+            raise PlanError(
+                f"the length of axis {axis!r} must be known when the kernel is compiled",
+                works=f"give it as sizes={{{axis!r}: ...}}",
+            )
+
+
+def refusal(
+    stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem, arch: Arch
+) -> PlanError:
+    """The error of a stage that no candidate fits: what it needs at least, what there is, what would fit."""
+
+    def least(sizes: tuple[tuple[Axis, int], ...]) -> tuple[int, int]:
+        """(shared memory, registers) by which the nearest candidate misses, smallest excess first."""
+        counts = profile(stage, schedule, tile_axis, replace(problem, sizes=sizes))
+        return min(
+            (
+                max(0, shared_bytes(counts, tiles) - arch.shared_block_bytes),
+                max(0, registers(counts, tiles) - registers_limit(arch, tiles.threads)),
+            )
+            for tiles in candidates(counts, problem)
+        )
+
+    sizes = dict(problem.sizes)
+    axes = [axis for walk in stage.walks for s in walk.states for axis in s.features]
+    axes += [term.over for walk in stage.walks for p in walk.products for term in p.terms]
+    largest = max(axes, key=lambda axis: sizes[axis])
+    together = [axis for axis in dict.fromkeys(axes) if sizes[axis] == sizes[largest]]
+    name = _NAMES["d"] if "d" in together else _NAMES.get(largest, f"axis {largest!r}")
+    low, high = 0, min(sizes[largest], LARGEST_HEAD_DIM)
+    while high - low > 1:
+        middle = (low + high) // 2
+        trial = tuple((axis, middle if axis in together else size) for axis, size in problem.sizes)
+        low, high = (middle, high) if least(trial) == (0, 0) else (low, middle)
+    shared, missing = least(problem.sizes)
+    storage = problem.inputs[0] if problem.inputs else "fp32"
+    if shared:
+        needs = (
+            f"{arch.shared_block_bytes + shared:,} bytes of shared memory, {arch.target} has "
+            f"{arch.shared_block_bytes:,}"
+        )
+    else:
+        needs = (
+            f"{arch.registers_thread + missing} registers a thread, {arch.target} has {arch.registers_thread}"
+        )
+    return PlanError(
+        f"{name} {sizes[largest]} in {storage} needs at least {needs}",
+        works=f"up to {low} fits" if low else "no size of it fits",
+    )
