@@ -313,7 +313,7 @@ def evaluate_nodes(
     order = walk(roots)
     uses: dict[Node, int] = dict.fromkeys(roots, 1)
     for node in order:
-        for arg in node.args:
+        for arg in _operands(node):
             uses[arg] = uses.get(arg, 0) + 1
     evaluation = _Evaluation(settings, tables)
     values: dict[Node, Tensor] = {}
@@ -324,8 +324,8 @@ def evaluate_nodes(
         if node in given:
             values[node] = _given(node, given[node], settings)
         else:
-            values[node] = evaluation.node(node, [values.get(arg) for arg in node.args])
-            for arg in node.args:
+            values[node] = evaluation.node(node, [values[arg] for arg in _operands(node)])
+            for arg in _operands(node):
                 uses[arg] -= 1
                 if not uses[arg]:
                     values.pop(arg, None)
@@ -340,8 +340,13 @@ def _needed(roots: list[Node], given: Mapping[Node, Any]) -> set[Node]:
         if node not in seen:
             seen.add(node)
             if node not in given:
-                stack.extend(node.args)
+                stack.extend(_operands(node))
     return seen
+
+
+def _operands(node: Node) -> tuple[Node, ...]:
+    """What is computed before ``node``: a table that is indexed is read, not computed."""
+    return node.args[1:] if isinstance(node, Load | Scatter) else node.args
 
 
 def _given(node: Node, value: Any, settings: _Settings) -> Tensor:
@@ -366,7 +371,7 @@ class _Evaluation:
         self.tables = tables
         self._selects: dict[Node, bool] = {}
 
-    def node(self, node: Node, args: list[Tensor | None]) -> Tensor:
+    def node(self, node: Node, operands: list[Tensor]) -> Tensor:
         """The value of ``node``."""
         s = self.settings
         if isinstance(node, Const):
@@ -382,8 +387,7 @@ class _Evaluation:
         if isinstance(node, Scalar | Symbol):
             raise UsageError(f"{node.name} was given no value")
         if isinstance(node, Load):
-            return self._load(node, args)
-        operands = [arg for arg in args if arg is not None]
+            return self._load(node, operands)
         if isinstance(node, Scatter):
             return self._scatter(node, operands)
         if isinstance(node, Reduce):
@@ -474,9 +478,8 @@ class _Evaluation:
             self._selects[node] = any(isinstance(n, Map) and n.op == "where" for n in walk([node]))
         return self._selects[node]
 
-    def _load(self, node: Load, args: list[Tensor | None]) -> Tensor:
+    def _load(self, node: Load, indices: list[Tensor]) -> Tensor:
         table = self._table(node.table)
-        indices = [arg for arg in args[1:] if arg is not None]
         aligned = self._aligned(indices, node.indices, node.axes)
         if 0 in table.shape:
             return table.sum() + torch.zeros_like(reduce(torch.add, aligned), dtype=table.dtype)
@@ -487,7 +490,7 @@ class _Evaluation:
 
     def _scatter(self, node: Scatter, operands: list[Tensor]) -> Tensor:
         table = self._table(node.table)
-        *indices, value = operands[1:] if len(operands) > len(node.indices) + 1 else operands
+        *indices, value = operands
         axes = node.value.axes
         full = value.expand([self.settings.length(axis) for axis in axes])
         places = [
