@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from emulator_samples import CASES, Attention, Matmul, compiled, nan, params, sample
 
 from fagen.errors import BuildError, EmulatorFinding, LaunchError
 from fagen.run.emulate import SCHEDULES, EmulatedKernels, Memory, compile_text
+from kernel_samples import CASES, Attention, Matmul, compiled, nan, params, sample
 
 pytestmark = pytest.mark.cxx
 

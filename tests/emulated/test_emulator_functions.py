@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from emulator_samples import compiled, params
 
 from fagen.run.emulate import SCHEDULES
+from kernel_samples import compiled, params
 
 pytestmark = pytest.mark.cxx
 

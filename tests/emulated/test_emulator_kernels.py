@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulator_samples import CASES, Attention, Matmul, compiled
 
 from fagen.run.emulate import SCHEDULES
+from kernel_samples import CASES, Attention, Matmul, compiled
 
 pytestmark = pytest.mark.cxx
 

@@ -8,7 +8,7 @@ import torch
 
 from fagen.run.emulate import Checker, EmulatedKernels, Memory, compile_text
 
-KERNELS = Path(__file__).with_name("kernels")
+KERNELS = Path(__file__).parent / "emulated" / "kernels"
 ELEMENTS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FORMATS = {int: "i", float: "f"}
 
