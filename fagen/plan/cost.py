@@ -24,7 +24,9 @@ from fagen.plan.arch import Arch
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan, Problem, Schedule, SharedTile, Storage, Tiling
 
 Lengths: TypeAlias = Mapping[Axis, int]
-Bound: TypeAlias = Literal["arithmetic", "exp unit", "shared memory", "L2", "device memory", "latency"]
+Bound: TypeAlias = Literal[
+    "arithmetic", "instructions", "exp unit", "shared memory", "L2", "device memory", "latency"
+]
 
 PAD = 4
 """Elements added to a row of a tile: its vectors then start on different banks."""
@@ -36,6 +38,10 @@ LATENCY_CYCLES = 900
 """From asking device memory for a tile to the barrier after it."""
 REDUCE_CYCLES = 60
 """A reduction over the threads of a row."""
+UNHIDDEN = 0.25
+"""The part of a unit's cycles in a tile that the busiest unit does not hide."""
+COPY_SLOTS = 4
+"""Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
 FIXED_REGISTERS = 40
 """Addresses, counters and temporaries of a thread."""
 
@@ -147,6 +153,8 @@ class Pass:
     """Features of each distinct operand of weighted states."""
     weighted: tuple[int, ...]
     """Features of each weighted state."""
+    rescaled: tuple[int, ...]
+    """Features of each weighted state that is rescaled."""
     scalars: int
     """States without features."""
     reads: tuple[Access, ...]
@@ -233,6 +241,9 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
                 terms=tuple(sizes.get(term.over, 0) for term in terms),
                 operands=tuple(sizes.get(axis, 0) for _, (axis,) in operands),
                 weighted=tuple(sizes.get(axis, 0) for _, (axis,) in weighted),
+                rescaled=tuple(
+                    sizes.get(axis, 0) for s in walk.states if s.rescale is not None for axis in s.features
+                ),
                 scalars=len(walk.states) - len(weighted),
                 reads=(
                     *_accesses(loaded[0], stored, own_operand=True),
@@ -300,39 +311,38 @@ def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
 
     Tiles of different walks overlap, but for the own operands. Equal operands share a tile.
     """
+    return tuple(SharedTile(name, "fp32", *place) for name, *place in _layout(profile, tiles))
+
+
+def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, int, int, int]]:
+    """(name, rows, pitch, address) of each tile."""
     if profile.schedule == "product":
         if tiles.tiling == "element":
-            return ()
-        return _placed(
-            [
-                ("own", tiles.block_walk, tiles.block_own + PAD),
-                ("operand", tiles.block_walk, tiles.block_feature + PAD),
-            ]
-        )
+            return []
+        wide = tiles.block_own + PAD, tiles.block_feature + PAD
+        return _place([("own", tiles.block_walk, wide[0]), ("operand", tiles.block_walk, wide[1])])
     if profile.schedule == "rowwise":
         states = max((step.scalars for step in profile.passes), default=0)
         warps = tiles.columns // 32
-        return _placed([("partials", states, warps)]) if states and warps > 1 else ()
+        return _place([("partials", states, warps)]) if states and warps > 1 else []
     own_tiles = profile.passes[-1].own_tiles
-    placed = _placed(
+    placed = _place(
         [(f"own{i}", tiles.block_own, _inner_width(inner, tiles) + PAD) for i, inner in enumerate(own_tiles)]
     )
-    base = sum(tile.bytes for tile in placed)
+    base = sum(4 * rows * pitch for _, rows, pitch, _ in placed)
     for number, step in enumerate(profile.passes):
-        first = f"walk{number}_" if len(profile.passes) > 1 else "walk"
-        second = f"operand{number}_" if len(profile.passes) > 1 else "operand"
+        at = f"{number}_" if len(profile.passes) > 1 else ""
         parts = [
-            (f"{first}{i}", tiles.block_walk, _inner_width(inner, tiles) + PAD)
+            (f"walk{at}{i}", tiles.block_walk, _inner_width(inner, tiles) + PAD)
             for i, inner in enumerate(step.walk_tiles)
         ]
         parts += [
-            (f"{second}{i}", tiles.block_walk, feature_width(features, tiles) + PAD)
+            (f"operand{at}{i}", tiles.block_walk, feature_width(features, tiles) + PAD)
             for i, features in enumerate(step.operands)
         ]
         if step.weighted:
-            weights = "weights" if len(profile.passes) == 1 else f"weights{number}"
-            parts.append((weights, tiles.block_own, tiles.block_walk + PAD))
-        placed += _placed(parts, base)
+            parts.append((f"weights{at[:-1]}", tiles.block_own, tiles.block_walk + PAD))
+        placed += _place(parts, base)
     return placed
 
 
@@ -347,17 +357,17 @@ def feature_width(features: int, tiles: Tiles) -> int:
     return tiles.columns * (round_up(share, VECTOR) if share >= VECTOR else share)
 
 
-def _placed(parts: Iterable[tuple[str, int, int]], address: int = 0) -> tuple[SharedTile, ...]:
-    placed: list[SharedTile] = []
+def _place(parts: Iterable[tuple[str, int, int]], address: int = 0) -> list[tuple[str, int, int, int]]:
+    placed = []
     for name, rows, pitch in parts:
-        placed.append(SharedTile(name, "fp32", rows, pitch, address))
-        address += round_up(placed[-1].bytes, 16)
-    return tuple(placed)
+        placed.append((name, rows, pitch, address))
+        address += round_up(4 * rows * pitch, 16)
+    return placed
 
 
 def shared_bytes(profile: Profile, tiles: Tiles) -> int:
     """Shared memory of a block."""
-    return max((tile.address + tile.bytes for tile in shared_tiles(profile, tiles)), default=0)
+    return max((address + 4 * rows * pitch for _, rows, pitch, address in _layout(profile, tiles)), default=0)
 
 
 def registers(profile: Profile, tiles: Tiles) -> int:
@@ -404,7 +414,9 @@ class TileCost:
     """Cycles of a multiprocessor for one tile of a walk."""
 
     fma_cycles: float
-    """Of the ordinary units: products and pointwise work."""
+    """Of the products alone."""
+    issue_cycles: float
+    """Of all instructions: products, pointwise work, copies, reductions."""
     exp_cycles: float
     shared_cycles: float
     cycles: float
@@ -446,50 +458,221 @@ class Cost:
         return self.asked_read_bytes + self.write_bytes
 
 
-class _Loops:
-    """How often a kernel meets a value: once at each position of its axes, again for each block or thread
-    that shares it."""
+class Model:
+    """The cost of one stage's kernels at given lengths on one GPU, for any tiles.
 
-    def __init__(self, profile: Profile, tiles: Tiles, lengths: Lengths):
-        self.profile, self.tiles, self.lengths = profile, tiles, lengths
+    ``lengths`` has every axis of the stage; ``live`` the part of its tiles that each walk visits (None: all).
+    """
+
+    def __init__(
+        self, profile: Profile, lengths: Lengths, arch: Arch, live: tuple[float, ...] | None = None
+    ) -> None:
+        self.profile, self.lengths, self.arch = profile, lengths, arch
+        self.live = live or (1.0,) * max(len(profile.passes), 1)
         self.own = lengths[profile.tile_axis] if profile.tile_axis else 1
         self.walked = lengths[profile.walk_axis] if profile.walk_axis else 1
         self.features = lengths[profile.feature_axis] if profile.feature_axis else 1
         self.groups = prod(lengths[axis] for axis in profile.grid_axes)
-        own_tiles = ceil_div(self.own, tiles.block_own)
-        feature_tiles = ceil_div(self.features, tiles.block_feature) if profile.feature_axis else 1
-        self.steps = ceil_div(self.walked, tiles.block_walk)
-        self.alone = tiles.tiling == "element" or profile.schedule == "rowwise"
-        self.blocks = self.groups * own_tiles * feature_tiles
-        if profile.schedule == "rowwise":
-            self.blocks = ceil_div(self.groups * self.own, tiles.rows)
-        self.again = {axis: lengths[axis] for axis in profile.grid_axes}
-        if profile.tile_axis:
-            self.again[profile.tile_axis] = self.own if self.alone else own_tiles
-        if profile.feature_axis:
-            self.again[profile.feature_axis] = self.features if self.alone else feature_tiles
+        steps = [step.slots for step in profile.passes] or [profile.slots]
+        self._slots = [tuple(filter(None, map(self._on_tile, slots))) for slots in steps]
+
+    def _on_tile(self, slots: Slots) -> tuple[int, int, bool, bool, bool, int] | None:
+        """Instructions of a tile: (issue, special, has own axis, has feature axis, made while loading, inner
+        length).
+
+        What is constant along the walk is not counted.
+        """
+        axes, profile = set(slots.axes), self.profile
+        if profile.walk_axis not in axes:
+            return None
+        outer = {*profile.grid_axes, profile.tile_axis, profile.walk_axis, profile.feature_axis}
+        inner = axes - outer
+        length = prod(self.lengths[axis] for axis in inner)
+        flags = profile.tile_axis in axes, profile.feature_axis in axes, bool(inner)
+        return slots.issue, slots.special, *flags, length
+
+    # ------------------------------------------------------------------------------------------------ time
+
+    def blocks(self, tiles: Tiles) -> int:
+        """Blocks of the launch."""
+        if self.profile.schedule == "rowwise":
+            return self.groups * ceil_div(self.own, tiles.rows)
+        wide = ceil_div(self.features, tiles.block_feature) if self.profile.feature_axis else 1
+        return self.groups * ceil_div(self.own, tiles.block_own) * wide
+
+    def tile(self, number: int, tiles: Tiles, resident: int) -> TileCost:
+        """The cost of a tile of walk ``number``."""
+        profile, arch = self.profile, self.arch
+        step = profile.passes[number] if profile.passes else None
+        own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
+        warps = ceil_div(tiles.threads, arch.warp)
+        fma = issue = vectors = shared = 0.0
+        waits = LATENCY_CYCLES
+        if profile.schedule == "forward_loop" and step is not None:
+            area = tiles.block_own * tiles.block_walk
+            for inner in step.terms:
+                depth = round_up(inner, VECTOR)
+                fma += area * depth
+                vectors += depth / VECTOR * (own + walk)
+                shared += warps * depth / VECTOR * _wavefronts(tiles, own, walk)
+            for features in step.weighted:
+                width = feature_width(features, tiles)
+                share = width / tiles.columns
+                fma += area * width
+                vectors += tiles.block_walk * (own / VECTOR + max(share / VECTOR, 1.0)) + own * walk
+                shared += warps * tiles.block_walk / VECTOR * _wavefronts(tiles, own, max(share, VECTOR))
+                shared += warps * own * walk
+            for features in step.rescaled:
+                issue += tiles.block_own * feature_width(features, tiles)
+            copied = tiles.block_walk * (sum(step.walk_tiles) + sum(step.operands))
+            if step.own_tiles and tiles.block_inner < max(step.own_tiles):
+                copied += tiles.block_own * sum(step.own_tiles)
+                waits += LATENCY_CYCLES * (ceil_div(max(step.own_tiles), tiles.block_inner) - 1)
+            issue += COPY_SLOTS * copied
+            shuffles = 2 * min(tiles.columns, arch.warp).bit_length() + 6
+            issue += step.scalars * (area + tiles.threads * own * shuffles)
+            waits += REDUCE_CYCLES * step.scalars
+        elif profile.schedule == "product":
+            share = ceil_div(tiles.block_feature, tiles.columns)
+            fma = tiles.block_own * tiles.block_walk * tiles.block_feature
+            deep = VECTOR if tiles.tiling == "registers" else 1
+            parts = max(own / deep, 1.0), max(share / deep, 1.0)
+            vectors = tiles.block_walk * sum(parts)
+            shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
+            if tiles.tiling != "element":
+                issue += COPY_SLOTS * tiles.block_walk * (tiles.block_own + tiles.block_feature)
+        elif step is not None:
+            issue += step.scalars * tiles.rows * tiles.block_walk
+        special = 0.0
+        for per_issue, per_special, has_own, has_feature, loading, length in self._slots[number]:
+            times = tiles.block_walk * length * (tiles.block_feature if has_feature else 1)
+            times *= tiles.block_own if has_own else 1 if loading else tiles.rows
+            issue += per_issue * times
+            special += per_special * times
+        issue += fma + vectors * tiles.threads
+        busy = (
+            fma / arch.fp32_fma_per_cycle,
+            issue / (4 * arch.warp),
+            special / arch.exp_per_cycle,
+            shared,
+        )
+        together = max(busy) + UNHIDDEN * (sum(busy) - max(busy))
+        return TileCost(*busy, max(together, (together + waits) / resident))
+
+    def resident(self, tiles: Tiles) -> int:
+        """Blocks that a multiprocessor holds at once."""
+        bytes_, count = shared_bytes(self.profile, tiles), registers(self.profile, tiles)
+        return max(resident_blocks(self.arch, tiles.threads, count, bytes_), 1)
+
+    def busy_seconds(self, tiles: Tiles) -> float:
+        """Time of the multiprocessors, whatever memory does."""
+        return self._busy_seconds(tiles, self._tiles(tiles))
+
+    def _tiles(self, tiles: Tiles) -> tuple[TileCost, ...]:
+        resident = self.resident(tiles)
+        return tuple(self.tile(number, tiles, resident) for number in range(len(self.live)))
+
+    def _busy_seconds(self, tiles: Tiles, costs: tuple[TileCost, ...]) -> float:
+        steps = ceil_div(self.walked, tiles.block_walk)
+        cycles = sum(steps * part * cost.cycles for part, cost in zip(self.live, costs, strict=True))
+        return ceil_div(self.blocks(tiles), self.arch.multiprocessors) * cycles / self.arch.clock_hz
+
+    # ------------------------------------------------------------------------------------------------ bytes
 
     def positions(self, axes: Iterable[Axis]) -> int:
         """Elements of a value."""
         return prod(self.lengths[axis] for axis in axes)
 
-    def visits(self, axes: Iterable[Axis]) -> int:
-        """How often all blocks (threads, where nothing is shared) together need an element of a value."""
-        there = set(axes)
-        return self.positions(there) * prod(n for axis, n in self.again.items() if axis not in there)
+    def _again(self, tiles: Tiles) -> dict[Axis, int]:
+        """For each loop axis, how often a value without it is read again: by each block, or each thread,
+        along it."""
+        profile = self.profile
+        alone = tiles.tiling == "element" or profile.schedule == "rowwise"
+        again = {axis: self.lengths[axis] for axis in profile.grid_axes}
+        if profile.tile_axis:
+            again[profile.tile_axis] = self.own if alone else ceil_div(self.own, tiles.block_own)
+        if profile.feature_axis:
+            share = 1 if alone else tiles.block_feature
+            again[profile.feature_axis] = ceil_div(self.features, share)
+        return again
 
-    def on_tile(self, axes: Iterable[Axis]) -> int:
-        """How often a block computes a value on one tile of the walk; what is constant along the walk is not
-        counted."""
-        tiles, profile = self.tiles, self.profile
-        there = set(axes)
-        if profile.walk_axis not in there:
-            return 0
-        sides = {*profile.grid_axes, profile.tile_axis, profile.walk_axis, profile.feature_axis}
-        inner = self.positions(there - sides)
-        own = tiles.block_own if profile.tile_axis in there else 1 if there - sides else tiles.rows
-        feature = tiles.block_feature if profile.feature_axis in there else 1
-        return tiles.block_walk * own * feature * inner
+    def reads(self, tiles: Tiles) -> dict[Access, int]:
+        """Bytes that are asked for, of each tensor."""
+        profile, again = self.profile, self._again(tiles)
+
+        def visits(access: Access) -> int:
+            others = (times for axis, times in again.items() if axis not in access.axes)
+            return self.positions(access.axes) * access.bytes * prod(others)
+
+        found: dict[Access, int] = {}
+        for step, part in zip(profile.passes, self.live, strict=False):
+            for access in step.reads:
+                factor = part if profile.walk_axis in access.axes else 1.0
+                if access.own_operand and tiles.block_inner < max(step.own_tiles):
+                    factor = ceil_div(self.walked, tiles.block_walk) * part
+                found[access] = found.get(access, 0) + int(visits(access) * factor)
+        for access in profile.reads:
+            found[access] = found.get(access, 0) + visits(access)
+        return found
+
+    def cost(self, tiles: Tiles) -> Cost:
+        """All figures for ``tiles``."""
+        profile, arch, resident = self.profile, self.arch, self.resident(tiles)
+        costs, again = self._tiles(tiles), self._again(tiles)
+        flops = exp_ops = 0
+
+        def special(slots: Slots) -> int:
+            others = prod(times for axis, times in again.items() if axis not in slots.axes)
+            return slots.special * self.positions(slots.axes) * others
+
+        for step, part in zip(profile.passes, self.live, strict=False):
+            inner = self.features if profile.schedule == "product" else sum(step.terms) + sum(step.weighted)
+            flops += int(2 * self.groups * self.own * self.walked * inner * part)
+            exp_ops += int(sum(map(special, step.slots)) * part)
+        exp_ops += sum(map(special, profile.slots))
+
+        reads = self.reads(tiles)
+        writes = [*profile.writes, *(access for step in profile.passes for access in step.writes)]
+        write_bytes = sum(self.positions(access.axes) * access.bytes for access in writes)
+        memory_bytes, least = write_bytes, dict[str, int]()
+        for access, asked in reads.items():
+            once = self.positions(access.axes) * access.bytes
+            least[access.name] = max(least.get(access.name, 0), once)
+            waves = 1
+            if once > arch.l2_bytes // 2:
+                waves = ceil_div(asked, once * arch.multiprocessors * resident)
+            memory_bytes += min(asked, once * waves)
+
+        beyond = sum(reads.values()) + write_bytes
+        if tiles.tiling == "element" or profile.schedule == "rowwise":
+            beyond = memory_bytes
+        times: dict[Bound, float] = {
+            "arithmetic": self._busy_seconds(tiles, costs),
+            "L2": beyond / arch.l2_bytes_per_second,
+            "device memory": memory_bytes / arch.memory_bytes_per_second,
+        }
+        bound = max(times, key=lambda name: times[name])
+        steps = ceil_div(self.walked, tiles.block_walk)
+        shared_cycles = sum(part * cost.shared_cycles for part, cost in zip(self.live, costs, strict=True))
+        return Cost(
+            flops=flops,
+            exp_ops=exp_ops,
+            asked_read_bytes=sum(reads.values()),
+            least_read_bytes=sum(least.values()),
+            write_bytes=write_bytes,
+            memory_bytes=memory_bytes,
+            shared_traffic_bytes=int(
+                self.blocks(tiles) * steps * shared_cycles * arch.shared_bytes_per_cycle
+            ),
+            blocks=self.blocks(tiles),
+            shared_bytes=shared_bytes(profile, tiles),
+            registers=registers(profile, tiles),
+            resident_blocks=resident,
+            tiles=costs,
+            walk_tiles=tuple(steps * part for part in self.live),
+            seconds=LAUNCH_SECONDS + max(times.values()),
+            bound=_within_tile(costs[-1]) if bound == "arithmetic" else bound,
+        )
 
 
 def _wavefronts(tiles: Tiles, own: float, walk: float) -> float:
@@ -502,118 +685,16 @@ def _wavefronts(tiles: Tiles, own: float, walk: float) -> float:
     return own * max(1.0, 32 / columns / 8) + walk * max(1.0, columns / 8)
 
 
-def _tile_cost(profile: Profile, step: Pass | None, loops: _Loops, arch: Arch, resident: int) -> TileCost:
-    tiles = loops.tiles
-    warps = ceil_div(tiles.threads, arch.warp)
-    own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
-    fma = shared = 0.0
-    if profile.schedule == "forward_loop" and step is not None:
-        for inner in step.terms:
-            fma += tiles.block_own * tiles.block_walk * round_up(inner, VECTOR)
-            shared += warps * round_up(inner, VECTOR) / VECTOR * _wavefronts(tiles, own, walk)
-        for features in step.weighted:
-            width = feature_width(features, tiles)
-            fma += tiles.block_own * tiles.block_walk * width
-            share = width / tiles.columns
-            shared += warps * tiles.block_walk / VECTOR * _wavefronts(tiles, own, max(share, 1.0))
-            shared += warps * own * walk
-    elif profile.schedule == "product":
-        fma = tiles.block_own * tiles.block_walk * tiles.block_feature
-        share = ceil_div(tiles.block_feature, tiles.columns)
-        vectors = (own, share) if tiles.tiling != "registers" else (own / VECTOR, share / VECTOR)
-        shared = warps * tiles.block_walk * _wavefronts(tiles, *(max(x, 1.0) for x in vectors))
-    slots = step.slots if step is not None else profile.slots
-    if step is not None:
-        fma += step.scalars * tiles.block_own * tiles.block_walk
-    fma += sum(part.issue * loops.on_tile(part.axes) for part in slots)
-    special = sum(part.special * loops.on_tile(part.axes) for part in slots)
-    cycles = fma / arch.fp32_fma_per_cycle, special / arch.exp_per_cycle, shared
-    waits = LATENCY_CYCLES + REDUCE_CYCLES * (step.scalars if step is not None else 0)
-    return TileCost(*cycles, max(*cycles, (max(cycles) + waits) / resident))
-
-
-def kernel_cost(
-    profile: Profile, tiles: Tiles, lengths: Lengths, arch: Arch, live: tuple[float, ...] | None = None
-) -> Cost:
-    """What a kernel costs.
-
-    ``lengths`` has every axis of the stage; ``live`` the part of its tiles that each walk visits (None: all).
-    """
-    loops = _Loops(profile, tiles, lengths)
-    shared_bytes_, registers_ = shared_bytes(profile, tiles), registers(profile, tiles)
-    resident = max(resident_blocks(arch, tiles.threads, registers_, shared_bytes_), 1)
-    parts = live or (1.0,) * len(profile.passes)
-    flops = exp_ops = 0
-    reads: dict[Access, int] = {}
-    for step, part in zip(profile.passes, parts, strict=True):
-        inner = loops.features if profile.schedule == "product" else sum(step.terms) + sum(step.weighted)
-        flops += int(2 * loops.groups * loops.own * loops.walked * inner * part)
-        exp_ops += int(sum(slots.special * loops.visits(slots.axes) for slots in step.slots) * part)
-        for access in step.reads:
-            factor = 1.0 if profile.walk_axis not in access.axes else part
-            if access.own_operand and tiles.block_inner < max(step.own_tiles):
-                factor = loops.steps * part
-            reads[access] = reads.get(access, 0) + int(loops.visits(access.axes) * access.bytes * factor)
-    exp_ops += sum(slots.special * loops.visits(slots.axes) for slots in profile.slots)
-    for access in profile.reads:
-        reads[access] = reads.get(access, 0) + loops.visits(access.axes) * access.bytes
-    writes = [*profile.writes, *(access for step in profile.passes for access in step.writes)]
-    write_bytes = sum(loops.positions(access.axes) * access.bytes for access in writes)
-    once = {access: loops.positions(access.axes) * access.bytes for access in reads}
-    least: dict[str, int] = {}
-    for access, size in once.items():
-        least[access.name] = max(least.get(access.name, 0), size)
-
-    memory_bytes = write_bytes
-    for access, asked in reads.items():
-        waves = 1
-        if once[access] > arch.l2_bytes // 2:
-            waves = ceil_div(asked, once[access] * arch.multiprocessors * resident)
-        memory_bytes += min(asked, once[access] * waves)
-
-    steps: tuple[Pass | None, ...] = profile.passes or (None,)
-    tile_costs = tuple(_tile_cost(profile, step, loops, arch, resident) for step in steps)
-    walk_tiles = tuple(loops.steps * part for part in (parts or (1.0,)))
-    block_cycles = sum(n * tile.cycles for n, tile in zip(walk_tiles, tile_costs, strict=True))
-    asked_bytes = sum(reads.values()) + write_bytes
-    times: dict[Bound, float] = {
-        "arithmetic": ceil_div(loops.blocks, arch.multiprocessors) * block_cycles / arch.clock_hz,
-        "L2": (memory_bytes if loops.alone else asked_bytes) / arch.l2_bytes_per_second,
-        "device memory": memory_bytes / arch.memory_bytes_per_second,
-    }
-    bound = max(times, key=lambda name: times[name])
-    return Cost(
-        flops=flops,
-        exp_ops=exp_ops,
-        asked_read_bytes=sum(reads.values()),
-        least_read_bytes=sum(least.values()),
-        write_bytes=write_bytes,
-        memory_bytes=memory_bytes,
-        shared_traffic_bytes=int(
-            loops.blocks
-            * sum(n * tile.shared_cycles for n, tile in zip(walk_tiles, tile_costs, strict=True))
-            * arch.shared_bytes_per_cycle
-        ),
-        blocks=loops.blocks,
-        shared_bytes=shared_bytes_,
-        registers=registers_,
-        resident_blocks=resident,
-        tiles=tile_costs,
-        walk_tiles=walk_tiles,
-        seconds=LAUNCH_SECONDS + max(times.values()),
-        bound=_within_tile(tile_costs[0]) if bound == "arithmetic" else bound,
-    )
-
-
 def _within_tile(tile: TileCost) -> Bound:
     """What the cycles of a tile are spent on."""
     busy: dict[Bound, float] = {
         "arithmetic": tile.fma_cycles,
+        "instructions": tile.issue_cycles,
         "exp unit": tile.exp_cycles,
         "shared memory": tile.shared_cycles,
     }
     longest = max(busy, key=lambda name: busy[name])
-    return longest if tile.cycles <= busy[longest] else "latency"
+    return longest if tile.cycles <= busy[longest] + UNHIDDEN * sum(busy.values()) else "latency"
 
 
 # ------------------------------------------------------------------------------------------------ whole plans
@@ -635,9 +716,9 @@ def tiles_of(kernel: KernelPlan) -> Tiles:
 def cost_of(
     kernel: KernelPlan, problem: Problem, lengths: Lengths, arch: Arch, live: tuple[float, ...] | None = None
 ) -> Cost:
-    """`kernel_cost` of a kernel of a plan."""
+    """`Model.cost` of a kernel of a plan."""
     counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, problem)
-    return kernel_cost(counts, tiles_of(kernel), lengths, arch, live)
+    return Model(counts, lengths, arch, live).cost(tiles_of(kernel))
 
 
 def buffer_lives(plan: Plan) -> dict[str, tuple[int, int]]:

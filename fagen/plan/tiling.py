@@ -15,9 +15,9 @@ from fagen.plan.cost import (
     VECTOR,
     Cost,
     Lengths,
+    Model,
     Profile,
     Tiles,
-    kernel_cost,
     profile,
     registers,
     registers_limit,
@@ -26,6 +26,8 @@ from fagen.plan.cost import (
 )
 from fagen.plan.plan import Problem, Rejected, Schedule
 
+FINALISTS = 16
+"""Candidates whose memory traffic is looked at: those whose arithmetic takes least time."""
 GROUP_AXIS: Axis = "g"
 LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
@@ -146,7 +148,7 @@ def _products(counts: Profile, problem: Problem) -> Iterator[Tiles]:
 
 def _loops(counts: Profile) -> Iterator[Tiles]:
     whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), VECTOR)
-    inners = [whole, *(part for part in (128, 64, 32, 16) if part < whole)]
+    inners = [whole, *(part for part in (64, 32) if part < whole)]
     single = counts.tile_axis is None
     for rows, columns in pairs((1,) if single else (2, 4, 8, 16, 32), (8, 16, 32)):
         if rows * columns in (64, 128, 256) or single:
@@ -173,15 +175,18 @@ def misfit(counts: Profile, tiles: Tiles, arch: Arch) -> str | None:
 def rank(
     counts: Profile, problem: Problem, arch: Arch, lengths: Lengths
 ) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
-    """The candidates that fit, the fastest first, and those that don't, each with its reason."""
-    found: list[Ranked] = []
+    """The `FINALISTS` that fit, the fastest first, and all that don't, each with its reason."""
+    model = Model(counts, lengths, arch)
+    fits: list[Tiles] = []
     rejected: list[Rejected] = []
     for tiles in candidates(counts, problem):
         reason = misfit(counts, tiles, arch)
         if reason is None:
-            found.append(Ranked(tiles, kernel_cost(counts, tiles, lengths, arch)))
+            fits.append(tiles)
         else:
             rejected.append(Rejected(str(tiles), reason))
+    fits.sort(key=model.busy_seconds)
+    found = [Ranked(tiles, model.cost(tiles)) for tiles in fits[:FINALISTS]]
     found.sort(key=lambda r: (r.cost.seconds, r.cost.shared_bytes, r.cost.registers, str(r.tiles)))
     return tuple(found), tuple(rejected)
 
