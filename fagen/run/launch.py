@@ -1,0 +1,222 @@
+"""Kernels on a GPU: pycuda loads and launches them in torch's own context, on torch's current stream.
+
+The only module that imports pycuda. A context is made current in the calling thread for the time of one
+load or launch and taken back, also after an error, so that any thread may call: one of autograd's, one of a
+pool. What is loaded stays loaded: a function may stand in a CUDA graph, or in a launch that still runs.
+
+pycuda cannot launch on a stream it has not made. Torch's default stream is its own default; any other of
+torch's gets a stream of pycuda's beside it, which waits for it before a launch and for which it waits after,
+so the launch has its place in torch's order, also in a CUDA graph that is being captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from fagen.errors import LaunchError, ToolchainError
+
+Launch: TypeAlias = "tuple[Any, tuple[int, int, int], tuple[int, int, int], int, bytes]"
+"""A loaded function, its grid, its block, bytes of dynamic shared memory, the bytes of its parameters."""
+
+GRID_LIMIT = 2**31 - 1
+"""Blocks a launch may have along x, where all of them lie."""
+
+_SHARED_BYTES = 48 * 1024  # a kernel that takes more has to say so before its first launch
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no order with the default stream but the one asked for
+
+
+class Gpu:
+    """One GPU, under torch's number for it: what is loaded on it, and how to launch that."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._cuda = _driver()
+        try:
+            self._context = _immortal(self._cuda.Device(index).retain_primary_context())
+        except self._cuda.Error as error:
+            raise LaunchError(f"cuda:{index} cannot be used", values={"reason": error}) from error
+        self._lock = threading.RLock()
+        self._loaded: dict[str, Mapping[str, Any]] = {}
+        self._sides: dict[int, _Side] = {}
+
+    def functions(self, key: str, image: bytes, shared_bytes: Mapping[str, int]) -> Mapping[str, Any]:
+        """The functions of a compiled image by name, loaded once for each ``key``.
+
+        image         a cubin, or PTX text
+        shared_bytes  the dynamic shared memory each of them is launched with
+
+        Raises LaunchError with the driver's reason.
+        """
+        found = self._loaded.get(key)
+        if found is None:
+            with self._lock:
+                found = self._loaded.get(key)
+                if found is None:
+                    found = self._loaded[key] = self._load(image, shared_bytes)
+        return found
+
+    def launch(self, launches: Sequence[Launch], stream: int) -> None:
+        """Put launches on torch's stream of the handle ``stream`` (0: its default), in order.
+
+        Current device and stream of the caller stay as they are. Raises LaunchError where the driver refuses.
+        """
+        side = self._side(stream) if stream else None
+        if side:
+            side.fork()
+        self._context.push()
+        try:
+            handle = side.stream if side else None
+            for function, grid, block, shared_bytes, params in launches:
+                function._launch_kernel(grid, block, params, shared_bytes, handle)
+        except self._cuda.Error as error:
+            raise LaunchError(
+                f"cuda:{self.index} refused a launch",
+                values={"grid": grid, "block": block, "shared bytes": shared_bytes, "reason": error},
+            ) from error
+        finally:
+            self._cuda.Context.pop()
+            if side:
+                side.join()
+
+    def _load(self, image: bytes, shared_bytes: Mapping[str, int]) -> Mapping[str, Any]:
+        attribute = self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with self._current(), _capture_relaxed():
+            try:
+                module = _immortal(self._cuda.module_from_buffer(image + b"\0"))  # PTX ends with a NUL
+                found = {name: module.get_function(name) for name in shared_bytes}
+                for name, needed in shared_bytes.items():
+                    if needed > _SHARED_BYTES:
+                        found[name].set_attribute(attribute, needed)
+            except self._cuda.Error as error:
+                names = ", ".join(shared_bytes)
+                raise LaunchError(
+                    f"cuda:{self.index} does not load {names}", values={"reason": error}
+                ) from error
+        return found
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        self._context.push()
+        try:
+            yield
+        finally:
+            self._cuda.Context.pop()
+
+    def _side(self, stream: int) -> _Side:
+        found = self._sides.get(stream)
+        if found is None:
+            with self._lock:
+                found = self._sides.get(stream)
+                if found is None:
+                    with self._current(), _capture_relaxed():
+                        own = _immortal(self._cuda.Stream(_NON_BLOCKING))
+                    found = self._sides[stream] = _Side(own, stream, self.index)
+        return found
+
+
+class _Side:
+    """A stream of pycuda's beside one of torch's.
+
+    Its two events are recorded again at each call. Two threads on one torch stream may share them: the later
+    record stands behind all the earlier one waited for.
+    """
+
+    def __init__(self, own: Any, handle: int, device: int) -> None:
+        import torch
+
+        self.stream = own
+        stream: Any = torch.cuda.ExternalStream
+        event: Any = torch.cuda.Event
+        self._torch, self._own = stream(handle, device=device), stream(own.handle, device=device)
+        self._forked, self._joined = event(), event()
+        self.fork()  # an event is made when it is first recorded, which threads must not do together
+        self.join()
+
+    def fork(self) -> None:
+        """Let what follows on the own stream wait for what torch has queued so far."""
+        self._forked.record(self._torch)
+        self._own.wait_event(self._forked)
+
+    def join(self) -> None:
+        """Let what torch queues from now on wait for the own stream."""
+        self._joined.record(self._own)
+        self._torch.wait_event(self._joined)
+
+
+_gpus: dict[int, Gpu] = {}
+_gpus_lock = threading.Lock()
+
+
+def gpu(index: int) -> Gpu:
+    """The GPU torch calls ``cuda:index``.
+
+    Raises ToolchainError without pycuda, LaunchError where the device cannot be used.
+    """
+    found = _gpus.get(index)
+    if found is None:
+        with _gpus_lock:
+            found = _gpus.get(index)
+            if found is None:
+                found = _gpus[index] = Gpu(index)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    try:
+        import pycuda.driver as cuda
+    except ImportError as error:
+        raise ToolchainError(
+            "pycuda is needed to run a kernel on a GPU and does not load",
+            values={"reason": error},
+            works="pip install 'fagen[cuda]', or give CPU tensors, which run on the emulator",
+        ) from error
+    cuda.init()
+    return cuda
+
+
+def _immortal(thing: Any) -> Any:
+    """Keep an object of the driver from ever being destroyed: at exit its context may be gone before it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
+
+
+@contextmanager
+def _capture_relaxed() -> Iterator[None]:
+    """Allow this thread to load and to create while a stream is captured, here or in another thread."""
+    exchange = _exchange_capture_mode()
+    mode = ctypes.c_int(_RELAXED)
+    if exchange:
+        exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        if exchange:
+            exchange(ctypes.byref(mode))
+
+
+@lru_cache(maxsize=1)
+def _exchange_capture_mode() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None
+
+
+def current_stream(index: int) -> int:
+    """The handle of torch's current stream on a GPU; 0 is its default."""
+    return int(_current_stream()(index))
+
+
+@lru_cache(maxsize=1)
+def _current_stream() -> Callable[[int], int]:
+    import torch
+
+    direct = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls
+    return direct or (lambda index: torch.cuda.current_stream(index).cuda_stream)
