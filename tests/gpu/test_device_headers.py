@@ -1,6 +1,6 @@
 """The device headers on a GPU and on the emulator: the same text gives the same bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import pytest
@@ -13,10 +13,14 @@ from kernel_samples import ELEMENTS, Attention, Matmul, compiled, params, sample
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc, pytest.mark.cxx]
 
 
+SHARED_BYTES = {"functions": 1024, "attention": 4 * 64 * 68 * 4, "matmul": 16 * 96 * 4}
+
+
 @lru_cache
-def _functions(name: str, element: str, shared_bytes: int, kernels: tuple[str, ...]) -> dict[str, object]:
-    built = build(sample(name, element=element), name=name, arch=torch.cuda.get_device_capability())
-    return dict(gpu(0).functions(built.key, built.image, dict.fromkeys(kernels, shared_bytes)))
+def _functions(name: str, element: str) -> Mapping[str, object]:
+    text = sample(name, element=element)
+    built = build(text, name=name, arch=torch.cuda.get_device_capability())
+    return gpu(0).functions(built.key, built.image, dict.fromkeys(built.functions, SHARED_BYTES[name]))
 
 
 def _launch(
@@ -24,12 +28,11 @@ def _launch(
     kernel: str,
     grid: tuple[int, int, int],
     threads: int,
-    shared_bytes: int,
     values: bytes,
-    element: str,
+    element: str = "fp32",
 ) -> None:
-    function = _functions(name, element, shared_bytes, (kernel,))[kernel]
-    gpu(0).launch([(function, grid, (threads, 1, 1), shared_bytes, values)], 0)
+    function = _functions(name, element)[kernel]
+    gpu(0).launch([(function, grid, (threads, 1, 1), SHARED_BYTES[name], values)], 0)
     torch.cuda.synchronize()
 
 
@@ -74,7 +77,7 @@ def test_exact_functions_give_the_same_bits(kernel: str) -> None:
         if device == "cpu":
             compiled("functions").launch(kernel, grid, (64, 1, 1), 0, values)
         else:
-            _launch("functions", kernel, grid, 64, 0, values, "fp32")
+            _launch("functions", kernel, grid, 64, values)
         results.append(result.cpu())
     if kernel.endswith("_to_float"):  # a NaN is a NaN, whatever bits it carries
         results = [torch.where(each.view(torch.float32).isnan(), -1, each) for each in results]
@@ -92,7 +95,7 @@ def _both(
         if device == "cpu":
             compiled("functions").launch(kernel, (blocks, 1, 1), (threads, 1, 1), 1024, values)
         else:
-            _launch("functions", kernel, (blocks, 1, 1), threads, 1024, values, "fp32")
+            _launch("functions", kernel, (blocks, 1, 1), threads, values)
         results.append(result.cpu())
     return results
 
@@ -140,12 +143,12 @@ def test_samples_are_right_on_a_gpu(element: str) -> None:
     expected_out, expected_lse = case.expected_out, case.expected_lse
     on = {name: getattr(case, name).cuda() for name in ("q", "k", "v", "out", "lse")}
     values, _ = params(**on, q_len=300, kv_len=300, scale=0.125)
-    _launch("attention", "attention_forward", (5, 2, 1), 128, 4 * 64 * 68 * 4, values, element)
+    _launch("attention", "attention_forward", (5, 2, 1), 128, values, element)
     tolerance = {"fp32": 2e-6, "fp16": 2e-3, "bf16": 2e-2}[element]
     assert (on["out"].cpu().double() - expected_out).abs().max() < tolerance
     assert (on["lse"].cpu().double() - expected_lse).abs().max() < 2e-6
     product = Matmul(90, 130, 75, element=element)
     a, b, c = product.a.cuda(), product.b.cuda(), product.c.cuda()
     values, _ = params(a=a, b=b, c=c, m=90, n=130, k=75)
-    _launch("matmul", "matmul", (3, 3, 1), 128, 16 * 96 * 4, values, element)
+    _launch("matmul", "matmul", (3, 3, 1), 128, values, element)
     assert (c.cpu().double() - product.expected).abs().max() < 2e-5
