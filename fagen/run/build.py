@@ -12,7 +12,7 @@ from typing import Any
 
 from fagen.errors import BuildError, ToolchainError
 from fagen.paths import templates_dir
-from fagen.run.cache import Entry, Parts, cached, index_get, index_put, load
+from fagen.run.cache import Entry, Parts, cached, index_get, index_put, load, load_key
 from fagen.run.debug import REPORT, SASS, SOURCE, TIMES, debug, debug_level, dump, overridden
 from fagen.run.source import included, without_comments
 from fagen.run.toolchain import Nvcc, Target, choose_target, find_cxx, find_nvcc
@@ -106,6 +106,12 @@ def build(
     built = _built(entry)
     _show(name, built, entry, nvcc)
     return built
+
+
+def built_as(key: str) -> Built | None:
+    """Return what was built under a key, or None where it is gone; no compiler is looked for."""
+    entry = load_key(key)
+    return _built(entry) if entry else None
 
 
 def _nvcc_or_reason() -> Nvcc | ToolchainError:

@@ -74,7 +74,11 @@ def cache_key(parts: Parts) -> str:
 
 def load(parts: Parts) -> Entry | None:
     """Return the entry built from ``parts``, or None; a damaged one is removed with a warning."""
-    key = cache_key(parts)
+    return load_key(cache_key(parts))
+
+
+def load_key(key: str) -> Entry | None:
+    """Return the entry of a key, or None; a damaged one is removed with a warning."""
     folder = _object_dir(key)
     try:
         return _read_entry(folder, key)
