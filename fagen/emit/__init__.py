@@ -1,0 +1,1 @@
+"""From plans to CUDA a person can read: expressions to statements, records to text."""

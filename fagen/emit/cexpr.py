@@ -1,0 +1,528 @@
+"""Expressions of a graph as CUDA: each operation in the words of the device headers, with the meaning of the
+graph.
+
+Floating-point values are fp32. Integers are 32 bits wide, or 64 where what they reach needs it
+(`derive.extent`). A tensor is read through a pointer and 64-bit strides, its base and its row moved out of
+the inner loops by
+`code.Splitter`. Indices of a gather are clamped into the table.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+
+from fagen.derive.extent import LENGTH, Extent, Extents, bits
+from fagen.emit.code import (
+    AND,
+    ATOM,
+    BLOCK,
+    COMPARE,
+    EQUAL,
+    LOAD,
+    OR,
+    PRODUCT,
+    ROW,
+    SUM,
+    TERNARY,
+    UNARY,
+    Code,
+    Codes,
+    CType,
+    Place,
+)
+from fagen.emit.params import Parameters, Tensor
+from fagen.ir import graph as ir
+from fagen.ir.graph import (
+    Axis,
+    Const,
+    Index,
+    Input,
+    Load,
+    Map,
+    Node,
+    Random,
+    Scalar,
+    Size,
+    Symbol,
+    from_linear,
+    linear,
+)
+
+HEAD = Symbol("h", ("hk", "g"), "int")
+"""The query head ``hk * group + g`` as one value."""
+
+_HEAD_TERMS = ir.mul(Index("hk"), Size("g")), Index("g")
+_HEADS = (ir.index("h"), ir.size("h"))
+
+_FUNCTIONS: Mapping[str, tuple[str, int]] = {
+    "exp": ("expf", 8),
+    "exp2": ("exp2f", 4),
+    "log": ("logf", 8),
+    "log2": ("log2f", 8),
+    "tanh": ("tanhf", 16),
+    "erf": ("erff", 16),
+    "sqrt": ("sqrtf", 6),
+    "rsqrt": ("rsqrtf", 4),
+    "sin": ("sinf", 16),
+    "cos": ("cosf", 16),
+    "floor": ("floorf", 1),
+    "finite": ("finite_or_zero", 2),
+}
+"""The function of a header for each of the graph's, and what it costs."""
+
+_LOG2E = "LOG2E"
+
+
+class Expressions:
+    """What all expressions of one kernel share: names of parameters, pieces of code, widths of integers.
+
+    ``sizes`` are the lengths fixed at compile time. ``fast`` says that approximations the user allowed are
+    taken.
+    """
+
+    def __init__(
+        self,
+        names: Parameters,
+        sizes: Mapping[Axis, int],
+        fast: bool,
+        limits: Mapping[Node, Extent] | None = None,
+    ) -> None:
+        self.names = names
+        self.sizes = dict(sizes)
+        self.fast = fast
+        self.codes = Codes()
+        self.limits: dict[Node, Extent] = {HEAD: (0, LENGTH - 1), **(limits or {})}
+        self.extents = Extents(self.limits)
+
+    def length(self, axis: Axis) -> Code:
+        """The length of an axis: a constant where it is fixed, else a parameter."""
+        if axis in self.sizes:
+            return self.codes.leaf(self.names.constant_length(axis), "int32")
+        return self.codes.leaf(self.names.length(axis), "int32")
+
+    def known(self, node: Node) -> float | int | bool | None:
+        """The value of ``node`` if the lengths fixed at compile time are all it depends on."""
+        if node.axes or not node.args:
+            return None
+        sizes: dict[Node, Node] = {
+            part: Const(self.sizes[part.axis])
+            for part in ir.walk([node])
+            if isinstance(part, Size) and part.axis in self.sizes
+        }
+        if not sizes:
+            return None
+        value = ir.substitute(node, sizes)
+        return value.value if isinstance(value, Const) else None
+
+
+class Lowering:
+    """Turns nodes into code, given how the leaves read at one point of a kernel.
+
+    ``leaves`` are positions along axes (`Index`), `HEAD` where the head is one value, and symbols.
+    ``nonpositive`` says of the exponent of an exponential whether it is proven to be at most 0.
+    """
+
+    def __init__(
+        self,
+        expressions: Expressions,
+        leaves: Mapping[Node, Code],
+        nonpositive: Callable[[Node], bool] = lambda exponent: False,
+    ) -> None:
+        self._shared = expressions
+        self._codes = expressions.codes
+        self._done: dict[Node, Code] = dict(leaves)
+        self._nonpositive = nonpositive
+
+    def __call__(self, root: Node) -> Code:
+        """The code of ``root``."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in self._done:
+                stack.pop()
+                continue
+            missing = [arg for arg in self._operands(node) if arg not in self._done]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            self._done[node] = self._lower(node)
+            stack.pop()
+        return self._done[root]
+
+    def _operands(self, node: Node) -> tuple[Node, ...]:
+        """What must be lowered before ``node``."""
+        if isinstance(node, Load):
+            return tuple(i for i in node.indices if i not in _HEADS)
+        if node in _HEADS or self._shared.known(node) is not None:
+            return ()
+        return node.args
+
+    def _lower(self, node: Node) -> Code:
+        if isinstance(node, Const):
+            return self._codes.leaf(*literal(node.value))
+        if node is ir.index("h"):
+            return self._head()
+        if node is ir.size("h"):
+            return self._codes.infix(
+                "*", self._shared.length("hk"), self._shared.length("g"), "int32", PRODUCT
+            )
+        if isinstance(node, Map):
+            value = self._shared.known(node)
+            if value is not None:
+                name = self._shared.names.constant(node, value)
+                return self._codes.leaf(name, _ctype(node))
+            return self._map(node)
+        if isinstance(node, Size):
+            return self._shared.length(node.axis)
+        if isinstance(node, Scalar):
+            return self._codes.leaf(self._shared.names.scalar(node), _ctype(node))
+        if isinstance(node, Input):
+            return self._read(node, [self._position(axis) for axis in node.layout])
+        if isinstance(node, Load):
+            return self._read(
+                node.table,
+                [self._clamped(i, axis) for i, axis in zip(node.indices, node.table.layout, strict=True)],
+            )
+        if isinstance(node, Random):
+            return self._random(node)
+        raise AssertionError(f"{node!r} has no value at this point")
+
+    # ------------------------------------------------------------------------------------------------ tensors
+
+    def _position(self, axis: Axis) -> Code:
+        """The position along an axis of a tensor's memory, where ``h`` is one axis."""
+        return self._head() if axis == "h" else self._done[Index(axis)]
+
+    def _head(self) -> Code:
+        if HEAD not in self._done:
+            hk, g = self._done[Index("hk")], self._done[Index("g")]
+            self._done[HEAD] = self._codes.make(
+                "{} * {} + {}", (hk, self._shared.length("g"), g), "int32", SUM, (PRODUCT, UNARY, PRODUCT), 2
+            )
+        return self._done[HEAD]
+
+    def _clamped(self, index: Node, axis: Axis) -> Code:
+        if index is ir.index(axis):
+            return self._position(axis)
+        if isinstance(index, Const) and index.value == 0:
+            return self(index)
+        length = ir.size(axis)
+        return self._codes.call("clamp_index", (self(index), self(length)), "int32", 3)
+
+    def _read(self, table: Input, positions: list[Code]) -> Code:
+        tensor = self._shared.names.tensor(table)
+        form, ctype = _AS_VALUE[tensor.storage]
+        return self.element(tensor, positions, form, ctype)
+
+    def element(self, tensor: Tensor, positions: Iterable[Code], form: str = "{}", ctype: CType = "") -> Code:
+        """The element of a tensor at ``positions``, one for each axis of its memory, as ``form`` has it.
+
+        The parts of its address that are known once a block and once a row become pointers, which leave inner
+        loops.
+        """
+        steps = [
+            (position, self._codes.leaf(stride, "int64"))
+            for position, stride in zip(positions, tensor.strides, strict=True)
+            if position.form != "0"
+        ]
+        pointer = self._codes.leaf(tensor.pointer, tensor.ctype)
+        whole = BLOCK
+        for position, _ in steps:
+            whole = whole.join(position.place)
+        for place in (BLOCK, ROW):
+            outer = [step for step in steps if step[0].place == place]
+            if place != whole and outer:
+                steps = [step for step in steps if step not in outer]
+                pointer = self._codes.make(
+                    "{}" + " + {} * {}" * len(outer),
+                    (pointer, *(code for step in outer for code in step)),
+                    tensor.ctype,
+                    SUM,
+                    (SUM, *(PRODUCT, UNARY) * len(outer)),
+                    2 * len(outer),
+                    hint=tensor.name,
+                )
+        subscript = " + ".join(["{} * {}"] * len(steps)) if steps else "0"
+        return self._codes.make(
+            form.format(f"{{}}[{subscript}]"),
+            (pointer, *(code for step in steps for code in step)),
+            ctype or tensor.storage,
+            ATOM,
+            (ATOM, *(PRODUCT, UNARY) * len(steps)),
+            LOAD,
+            hint=tensor.name,
+        )
+
+    # -------------------------------------------------------------------------------------------- random bits
+
+    def _random(self, node: Random) -> Code:
+        seed = self._codes.make(
+            "*{}",
+            (self._codes.leaf(self._shared.names.seed(), "uint64"),),
+            "uint64",
+            UNARY,
+            cost=LOAD,
+            hint="seed",
+        )
+        b, q, kv = (self._done[Index(axis)] for axis in ("b", "q", "kv"))
+        ordinal = self._codes.leaf(str(node.ordinal), "int32")
+        words = self._codes.call(
+            "dropout_words", (seed, ordinal, b, self._head(), q, kv), "RandomWords", 60, "words"
+        )
+        return self._codes.make(
+            "int32(dropout_bits({}, {}, {}))", (words, q, kv), "int32", cost=4, hint="bits"
+        )
+
+    # --------------------------------------------------------------------------------------------- operations
+
+    def _map(self, node: Map) -> Code:
+        special = getattr(self, f"_{node.op}", None)
+        if special is not None:
+            result: Code = special(node, *node.args)
+            return result
+        name, cost = _FUNCTIONS[node.op]
+        return self._codes.call(name, [self._done[arg] for arg in node.args], "float", cost)
+
+    def _wide(self, node: Map) -> bool:
+        return node.kind == "int" and bits(node, self._shared.limits) == 64
+
+    def _cast(self, code: Code, ctype: CType) -> Code:
+        if code.ctype == ctype:
+            return code
+        return self._codes.make(f"{ctype}({{}})", (code,), ctype, cost=0)
+
+    def _integers(self, node: Map) -> tuple[list[Code], CType]:
+        """The operands of an integer operation, in the width it needs."""
+        args = [self._done[arg] for arg in node.args]
+        wide = self._wide(node) or any(arg.ctype == "int64" for arg in args)
+        ctype: CType = "int64" if wide else "int32"
+        return [self._cast(arg, ctype) for arg in args], ctype
+
+    def _add(self, node: Map, *args: Node) -> Code:
+        if node.kind == "int":
+            return self._linear(node)
+        x, y = args
+        (a, minus_a), (b, minus_b) = self._signed(x), self._signed(y)
+        if minus_a and not minus_b:
+            return self._codes.infix("-", b, a, "float", SUM)
+        if minus_a:
+            a = self._codes.make("-{}", (a,), "float", UNARY, UNARY)
+        return self._codes.infix("-" if minus_b else "+", a, b, "float", SUM)
+
+    def _signed(self, x: Node) -> tuple[Code, bool]:
+        """A term of a sum without its minus sign, and whether it has one."""
+        if isinstance(x, Map) and x.op == "neg":
+            return self._done[x.args[0]], True
+        if isinstance(x, Const) and x.value < 0 and math.isfinite(x.value):
+            return self._codes.leaf(*literal(-x.value)), True
+        return self._done[x], False
+
+    def _linear(self, node: Map) -> Code:
+        """An integer sum: its terms with their coefficients, the head as one term."""
+        terms, constant = linear(node)
+        head, place = _HEAD_TERMS
+        if head in terms and terms.get(place) == terms[head]:
+            k = terms.pop(head)
+            terms.pop(place)
+            if not terms and not constant and k == 1:
+                return self._head()
+            self._head()
+            terms = {HEAD: k, **terms}
+        whole = from_linear(terms, constant)
+        codes = [(self(term), k) for term, k in terms.items()]
+        codes.sort(key=lambda item: item[1] < 0)
+        wide = any(code.ctype == "int64" for code, _ in codes) or (
+            isinstance(whole, Map) and self._wide(whole)
+        )
+        if wide:
+            codes[0] = self._cast(codes[0][0], "int64"), codes[0][1]
+        form, slots = "", []
+        for i, (_, k) in enumerate(codes):
+            sign = ("-" if k < 0 else "") if i == 0 else (" - " if k < 0 else " + ")
+            form += sign + ("{}" if abs(k) == 1 else f"{abs(k)} * {{}}")
+            slots.append(UNARY if abs(k) > 1 or (i == 0 and k < 0) else SUM if i == 0 else PRODUCT)
+        if constant:
+            form += f" {'+' if constant > 0 else '-'} {literal(abs(constant))[0]}"
+        parts = len(codes) + bool(constant)
+        binds = SUM if parts > 1 else PRODUCT if abs(codes[0][1]) > 1 else UNARY
+        cost = parts - 1 + sum(abs(k) > 1 for _, k in codes)
+        return self._codes.make(
+            form, [code for code, _ in codes], "int64" if wide else "int32", binds, slots, cost
+        )
+
+    def _mul(self, node: Map, x: Node, y: Node) -> Code:
+        if node.kind == "int":
+            if isinstance(y, Const):
+                return self._linear(node)
+            (a, b), ctype = self._integers(node)
+            return self._codes.infix("*", a, b, ctype, PRODUCT)
+        return self._codes.infix("*", self._done[x], self._done[y], "float", PRODUCT)
+
+    def _neg(self, node: Map, x: Node) -> Code:
+        return self._codes.make("-{}", (self._done[x],), self._done[x].ctype, UNARY, UNARY)
+
+    def _div(self, node: Map, x: Node, y: Node) -> Code:
+        a, b = self._done[x], self._done[y]
+        if isinstance(y, Const) and not isinstance(x, Const) and _has_reciprocal(float(y.value)):
+            return self._codes.make("{} * (1.0f / {})", (a, b), "float", PRODUCT, (PRODUCT, UNARY))
+        return self._codes.infix("/", a, b, "float", PRODUCT, 8)
+
+    def _quotient(self, node: Map, x: Node, y: Node) -> Code:
+        """0 where ``y`` is 0. A denominator known further out is turned over there, once."""
+        a, b = self._done[x], self._done[y]
+        one = self._codes.leaf("1.0f", "float")
+        if isinstance(x, Const) or b.place.join(a.place) == b.place:
+            return self._codes.call("quotient", (a, b), "float", 9)
+        inverse = self._codes.call("quotient", (one, b), "float", 9)
+        return self._codes.infix("*", a, inverse, "float", PRODUCT)
+
+    def _floordiv(self, node: Map, x: Node, y: Node) -> Code:
+        return self._divide(node, "/", "floor_div")
+
+    def _mod(self, node: Map, x: Node, y: Node) -> Code:
+        return self._divide(node, "%", "floor_mod")
+
+    def _divide(self, node: Map, sign: str, function: str) -> Code:
+        """C's operator where it agrees with Python's: nothing is negative, and the divisor is not 0."""
+        (a, b), ctype = self._integers(node)
+        low, divisor = self._shared.extents.of(node.args[0])[0], self._shared.extents.of(node.args[1])[0]
+        if low >= 0 and divisor > 0:
+            return self._codes.infix(sign, a, b, ctype, PRODUCT, 4)
+        return self._codes.call(function, (a, b), ctype, 12)
+
+    def _extreme(self, node: Map) -> Code:
+        if node.kind == "int":
+            args, ctype = self._integers(node)
+        else:
+            args, ctype = [self._done[arg] for arg in node.args], "float"
+        return self._codes.call(node.op, args, ctype)
+
+    def _minimum(self, node: Map, x: Node, y: Node) -> Code:
+        return self._extreme(node)
+
+    _maximum = _minimum
+
+    def _abs(self, node: Map, x: Node) -> Code:
+        if node.kind == "float":
+            return self._codes.call("fabsf", (self._done[x],), "float")
+        (a,), ctype = self._integers(node)
+        return self._codes.make("maximum({0}, -{0})", (a,), ctype, slots=UNARY)
+
+    def _exp(self, node: Map, x: Node) -> Code:
+        """Where the exponent is at most 0 (a running maximum is subtracted) the hardware's power of two is
+        exact enough.
+
+        The factor log2(e) comes after the subtraction: a score near the largest float stays finite.
+        """
+        if not self._nonpositive(x):
+            return self._codes.call("expf", (self._done[x],), "float", 8)
+        exponent = self._codes.infix("*", self._done[x], self._codes.leaf(_LOG2E, "float"), "float", PRODUCT)
+        return self._codes.call("exp2_approx", (exponent,), "float", 2)
+
+    def _exp2(self, node: Map, x: Node) -> Code:
+        name, cost = ("exp2_approx", 2) if self._nonpositive(x) else ("exp2f", 4)
+        return self._codes.call(name, (self._done[x],), "float", cost)
+
+    def _tanh_fast(self, node: Map, x: Node) -> Code:
+        name, cost = ("tanh_approx", 2) if self._shared.fast else ("tanhf", 16)
+        return self._codes.call(name, (self._done[x],), "float", cost)
+
+    def _to_float(self, node: Map, x: Node) -> Code:
+        if x.kind == "bool":
+            return self._codes.make("{} ? 1.0f : 0.0f", (self._done[x],), "float", TERNARY, OR)
+        return self._codes.make("float({})", (self._done[x],), "float")
+
+    def _to_int(self, node: Map, x: Node) -> Code:
+        return self._codes.make("int32({})", (self._done[x],), "int32")
+
+    def _le(self, node: Map, x: Node, y: Node) -> Code:
+        return self._compare("<=", x, y)
+
+    def _lt(self, node: Map, x: Node, y: Node) -> Code:
+        return self._compare("<", x, y)
+
+    def _eq(self, node: Map, x: Node, y: Node) -> Code:
+        return self._compare("==", x, y)
+
+    def _compare(self, sign: str, x: Node, y: Node) -> Code:
+        binds = EQUAL if sign in ("==", "!=") else COMPARE
+        a, b = self._done[x], self._done[y]
+        if sign == "<=" and x.kind == "int":
+            terms, constant = linear(x)
+            if constant == 1 and terms:
+                sign, a = "<", self(from_linear(terms, 0))
+        return self._codes.make(f"{{}} {sign} {{}}", (a, b), "bool", binds, SUM)
+
+    def _and(self, node: Map, *args: Node) -> Code:
+        codes = [self._done[arg] for arg in args]
+        return self._codes.make(" && ".join(["{}"] * len(codes)), codes, "bool", AND, AND + 1, len(codes) - 1)
+
+    def _or(self, node: Map, *args: Node) -> Code:
+        codes = [self._done[arg] for arg in args]
+        return self._codes.make(" || ".join(["{}"] * len(codes)), codes, "bool", OR, AND + 1, len(codes) - 1)
+
+    def _not(self, node: Map, x: Node) -> Code:
+        if isinstance(x, Map) and x.op == "eq":
+            return self._compare("!=", *x.args)
+        return self._codes.make("!{}", (self._done[x],), "bool", UNARY, UNARY)
+
+    def _where(self, node: Map, condition: Node, x: Node, y: Node) -> Code:
+        codes = [self._done[arg] for arg in (condition, x, y)]
+        ctype = "int64" if any(code.ctype == "int64" for code in codes[1:]) else codes[1].ctype
+        if ctype == "int64":
+            codes[1:] = [self._cast(code, ctype) for code in codes[1:]]
+        return self._codes.make("{} ? {} : {}", codes, ctype, TERNARY, (OR, TERNARY + 1, TERNARY))
+
+
+_AS_VALUE: Mapping[str, tuple[str, CType]] = {
+    "fp32": ("{}", "float"),
+    "fp16": ("to_float({})", "float"),
+    "bf16": ("to_float({})", "float"),
+    "int32": ("{}", "int32"),
+    "int64": ("int32({})", "int32"),
+    "bool": ("{}", "bool"),
+}
+"""How a value in memory is turned into what is computed with, and its type then."""
+
+_CTYPES: Mapping[str, CType] = {"float": "float", "int": "int32", "bool": "bool"}
+
+
+def _ctype(node: Node) -> CType:
+    return _CTYPES[node.kind]
+
+
+def _has_reciprocal(y: float) -> bool:
+    return y != 0 and math.isfinite(y) and 2.0**-126 <= abs(1 / y) <= 2.0**126
+
+
+def literal(value: float | int | bool) -> tuple[str, CType, Place, int]:
+    """A number as CUDA has it: the shortest text of its fp32 value, its type, its place, how it binds."""
+    if isinstance(value, bool):
+        return ("true" if value else "false"), "bool", BLOCK, ATOM
+    if isinstance(value, int):
+        wide = not -(2**31) < value < 2**31
+        return (
+            f"{value}{'ll' if wide else ''}",
+            "int64" if wide else "int32",
+            BLOCK,
+            UNARY if value < 0 else ATOM,
+        )
+    if math.isnan(value):
+        return "NAN", "float", BLOCK, ATOM
+    single = to_fp32(value)
+    if math.isinf(single):
+        return ("INFINITY", "float", BLOCK, ATOM) if single > 0 else ("-INFINITY", "float", BLOCK, UNARY)
+    text = next(text for digits in range(1, 10) if to_fp32(float(text := f"{single:.{digits}g}")) == single)
+    if "." not in text and "e" not in text:
+        text += ".0"
+    return f"{text}f", "float", BLOCK, UNARY if single < 0 else ATOM
+
+
+def to_fp32(value: float) -> float:
+    """The nearest fp32 number; what is too large is infinite."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)

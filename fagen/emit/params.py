@@ -1,0 +1,291 @@
+"""The parameters of a program's kernels: their names, their types, and how a launch fills them.
+
+All kernels of a program take one struct, ``Params``, by value. Its bytes are the same on a GPU and in the
+emulator. Names are derived: what a computation does with a tensor names it, never what the user called it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from fagen.ir import graph as ir
+from fagen.ir.graph import Axis, Contract, Graph, Input, Load, Node, Output, Reduce, Scalar
+from fagen.ir.show import LENGTHS, join_heads
+from fagen.plan.plan import Plan, Storage
+
+TensorId: TypeAlias = tuple[Literal["argument", "output", "buffer"], int]
+"""An argument of the program by its position, an output by its place, a buffer of the plan by its place."""
+
+Source: TypeAlias = (
+    tuple[Literal["data"], TensorId]  # the address of its first element
+    | tuple[
+        Literal["stride"], TensorId, int
+    ]  # elements from one position of a memory axis to the next; 0 if broadcast
+    | tuple[Literal["length"], Axis]
+    | tuple[Literal["scalar"], int]  # an argument by its position
+    | tuple[Literal["seed"]]  # the address of a 64-bit seed
+)
+"""Where a launch finds a parameter's value. A tensor without elements still needs an address with one
+element."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One member of ``struct Params``."""
+
+    name: str
+    ctype: str
+    source: Source
+
+
+_FORMATS: Mapping[str, str] = {"int64": "q", "int32": "i", "float": "f", "bool": "?"}
+
+
+def pack(fields: Sequence[Field], values: Sequence[int | float]) -> bytes:
+    """The struct's bytes, aligned as C does; a pointer is its address."""
+    return struct.pack(_format(fields), *values)
+
+
+def packed_bytes(fields: Sequence[Field]) -> int:
+    """The struct's size."""
+    return struct.calcsize(_format(fields))
+
+
+def _format(fields: Sequence[Field]) -> str:
+    codes = ["P" if field.ctype.endswith("*") else _FORMATS[field.ctype] for field in fields]
+    widest = "q" if any(code in "Pq" for code in codes) else "i"
+    return "@" + "".join(codes) + f"0{widest}"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """How a tensor reads in the emitted text."""
+
+    id: TensorId
+    name: str
+    storage: Storage
+    layout: tuple[Axis, ...]
+    written: bool
+    called: str
+    """The user's name, for comments."""
+
+    @property
+    def pointer(self) -> str:
+        """The parameter that holds its address."""
+        return f"p.{self.name}"
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        """The parameters that hold its strides."""
+        return tuple(f"p.{self.name}_{axis}" for axis in self.layout)
+
+    @property
+    def ctype(self) -> str:
+        """The type of a pointer to its elements."""
+        return f"{'' if self.written else 'const '}{self.storage}*"
+
+    @property
+    def shape(self) -> str:
+        """Its axes, as a comment has them."""
+        return f"[{', '.join(self.layout)}]"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number computed from lengths fixed at compile time."""
+
+    name: str
+    value: float | int | bool
+    node: Node
+
+
+class Parameters:
+    """The names of everything a program's kernels are given; `fields` keeps what a text uses."""
+
+    def __init__(self, plan: Plan) -> None:
+        graph = plan.problem.graph
+        self._sizes = dict(plan.problem.sizes)
+        self._arguments = len(graph.arguments)
+        self._scalars: list[Scalar] = [a for a in graph.arguments if isinstance(a, Scalar)]
+        self._constants: dict[Node, Constant] = {}
+        self.tensors: dict[TensorId, Tensor] = {}
+        inputs = [a for a in graph.arguments if isinstance(a, Input)]
+        names = roles(graph)
+        for argument, storage in zip(inputs, plan.problem.inputs, strict=True):
+            at: TensorId = ("argument", argument.position)
+            name = names[argument.position]
+            self.tensors[at] = Tensor(at, name, storage, argument.layout, False, argument.name)
+        for i, buffer in enumerate(plan.buffers):
+            at = ("buffer", i)
+            self.tensors[at] = Tensor(at, buffer.name, buffer.storage, buffer.axes, True, "")
+        for i, (output, name, storage) in enumerate(
+            zip(graph.outputs, self._output_names(graph.outputs), plan.outputs, strict=True)
+        ):
+            at = ("output", i)
+            self.tensors[at] = Tensor(at, name, storage, output.layout, True, output.name)
+        self._buffers = {buffer.name: i for i, buffer in enumerate(plan.buffers)}
+        self._program = graph
+
+    def _output_names(self, outputs: Sequence[Output]) -> list[str]:
+        walked = _walked(outputs)
+        kinds = []
+        for output in outputs:
+            axes = set(output.node.axes)
+            kinds.append("O" if axes & set(self._sizes) else "tile" if axes & walked else "stat")
+        return _numbered(kinds)
+
+    def tensor(self, node: Input) -> Tensor:
+        """The tensor an input node reads: an argument, or a buffer written by an earlier kernel."""
+        if node.position < self._arguments:
+            return self.tensors["argument", node.position]
+        return self.tensors["buffer", node.position - self._arguments]
+
+    def written(self, stage: str, output: Output) -> Tensor:
+        """The tensor an output of a stage goes to."""
+        if output.name == stage and stage in self._buffers:
+            return self.tensors["buffer", self._buffers[stage]]
+        place = next(
+            i
+            for i, each in enumerate(self._program.outputs)
+            if each.name == output.name and each.layout == output.layout
+        )
+        return self.tensors["output", place]
+
+    def constant_length(self, axis: Axis) -> str:
+        """The name of a length fixed at compile time."""
+        return LENGTHS.get(axis, f"{axis}_len").upper()
+
+    def length(self, axis: Axis) -> str:
+        """The parameter that holds the length of an axis."""
+        return f"p.{LENGTHS.get(axis, f'{axis}_len')}"
+
+    def scalar(self, node: Scalar) -> str:
+        """The parameter that holds a number given at each call."""
+        return f"p.scalar{self._scalars.index(node)}"
+
+    def seed(self) -> str:
+        """The parameter that holds the address of the seed."""
+        return "p.seed"
+
+    def constant(self, node: Node, value: float | int | bool) -> str:
+        """The name of a number computed from fixed lengths."""
+        if node not in self._constants:
+            letter = "SCALE" if node.kind == "float" else "COUNT"
+            same = sum(c.name.startswith(letter) for c in self._constants.values())
+            self._constants[node] = Constant(f"{letter}{same or ''}", value, node)
+        return self._constants[node].name
+
+    def constants(self, text: str) -> list[Constant]:
+        """The constants that ``text`` uses."""
+        words = set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
+        return [constant for constant in self._constants.values() if constant.name in words]
+
+    def lengths(self, text: str) -> list[tuple[str, Axis, int]]:
+        """The fixed lengths that ``text`` uses: name, axis, value."""
+        words = set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
+        named = [(self.constant_length(axis), axis, size) for axis, size in self._sizes.items()]
+        return [each for each in named if each[0] in words]
+
+    def fields(self, text: str) -> tuple[Field, ...]:
+        """The parameters that ``text`` uses, widest first, so that no padding lies between them."""
+        used = set(re.findall(r"\bp\.(\w+)", text))
+        return tuple(field for field in self._all() if field.name in used)
+
+    def _all(self) -> Iterable[Field]:
+        order: tuple[TensorId, ...] = tuple(self.tensors)
+        for at in order:
+            tensor = self.tensors[at]
+            yield Field(tensor.name, tensor.ctype, ("data", at))
+            for i, axis in enumerate(tensor.layout):
+                yield Field(f"{tensor.name}_{axis}", "int64", ("stride", at, i))
+        yield Field("seed", "const uint64*", ("seed",))
+        for axis in self._axes():
+            yield Field(self.length(axis)[2:], "int32", ("length", axis))
+        for i, scalar in enumerate(self._scalars):
+            ctype = {"float": "float", "int": "int32", "bool": "bool"}[scalar.stored]
+            if ctype != "bool":
+                yield Field(f"scalar{i}", ctype, ("scalar", scalar.position))
+        for i, scalar in enumerate(self._scalars):
+            if scalar.stored == "bool":
+                yield Field(f"scalar{i}", "bool", ("scalar", scalar.position))
+
+    def _axes(self) -> list[Axis]:
+        axes = {axis for tensor in self.tensors.values() for axis in ir.split_heads(tensor.layout)}
+        return [axis for axis in ir.sort_axes(axes) if axis not in self._sizes]
+
+
+def _walked(outputs: Iterable[Output]) -> set[Axis]:
+    """Axes that rows are summed over: by a `Reduce`, or by a `Contract` of another contraction's result."""
+    found = set()
+    for node in ir.walk(output.node for output in outputs):
+        if isinstance(node, Reduce) or (isinstance(node, Contract) and any(map(_contracts, node.args))):
+            found.add(node.over)
+    return found
+
+
+def _contracts(x: Node) -> bool:
+    return any(isinstance(node, Contract) for node in ir.walk([x]))
+
+
+def roles(graph: Graph) -> dict[int, str]:
+    """The name of each tensor argument by its position, from what the graph does with it.
+
+    ``Q`` and ``K`` are contracted along an inner axis to scores, K having the axis that is walked; ``V`` is
+    summed with weights along it; ``A`` and ``B`` are contracted alone; all else is ``table``. Numbered where
+    several have one role.
+    """
+    walked = _walked(graph.outputs)
+    found: dict[int, str] = {}
+    for node in reversed(ir.walk(output.node for output in graph.outputs)):
+        if not isinstance(node, Contract):
+            continue
+        for x, other in ((node.x, node.y), (node.y, node.x)):
+            if _contracts(x):
+                continue
+            if _contracts(other):
+                role = "V"
+            elif walked & (set(x.axes) ^ set(other.axes)):
+                role = "K" if walked & set(x.axes) else "Q"
+            else:
+                role = "AB"
+            for position in _operands(x):
+                found.setdefault(position, role)
+    flat = [position for position, role in sorted(found.items()) if role == "AB"]
+    for position in flat:
+        found[position] = "A" if position == flat[0] else "B"
+    inputs = [a.position for a in graph.arguments if isinstance(a, Input)]
+    names = _numbered([found.get(position, "table") for position in inputs], always=("table",))
+    return dict(zip(inputs, names, strict=True))
+
+
+def _operands(x: Node) -> list[int]:
+    """The floating-point tensors that ``x`` reads at their own position."""
+    found: list[int] = []
+    stack = [x]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Input) and node.kind == "float":
+            found.append(node.position)
+        if not isinstance(node, Load):
+            stack.extend(node.args)
+    return sorted(found)
+
+
+def _numbered(names: Sequence[str], always: Sequence[str] = ()) -> list[str]:
+    """``names`` with a number where one occurs twice."""
+    counts: dict[str, int] = {}
+    result = []
+    for name in names:
+        number = counts.get(name, 0)
+        counts[name] = number + 1
+        result.append(f"{name}{number}" if names.count(name) > 1 or name in always else name)
+    return result
+
+
+def axes_text(axes: Iterable[Axis]) -> str:
+    """Axes as a comment has them, the pair ``hk, g`` as ``h``."""
+    return f"[{', '.join(join_heads(axes))}]"

@@ -1,0 +1,164 @@
+"""Templates to text: jinja2 with marks that CUDA does not use, and a layout that follows the braces.
+
+``${ }`` is a value, a line after ``%%`` a statement, a line after ``%#`` a comment of the template. A
+template need not care for indentation: `laid_out` indents by braces, breaks long lines where an operator
+binds least, and squeezes blank lines. An error in a template says in which macro it happened.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import traceback
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fagen.errors import FagenError
+from fagen.paths import templates_dir
+
+if TYPE_CHECKING:
+    import jinja2
+
+WIDTH = 110
+"""Columns of emitted text."""
+
+
+class TemplateError(FagenError, RuntimeError):
+    """A template asks for what it was not given, or does not parse."""
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        undefined=jinja2.StrictUndefined,
+        variable_start_string="${",
+        variable_end_string="}",
+        block_start_string="<%",
+        block_end_string="%>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        line_statement_prefix="%%",
+        line_comment_prefix="%#",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        auto_reload=False,
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """The text of ``templates/TEMPLATE`` with ``values``, laid out."""
+    import jinja2
+
+    try:
+        return laid_out(_environment().get_template(template).render(**values))
+    except jinja2.TemplateError as error:
+        raise TemplateError(f"{template}: {error}", values={"in": _trace(error)}) from error
+
+
+def _trace(error: BaseException) -> str:
+    """The macros an error passed through, from the outside in."""
+    root = templates_dir()
+    steps = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(root) and frame.lineno is not None:
+            above = path.read_text(encoding="utf-8").splitlines()[: frame.lineno]
+            macros = [match[1] for line in above if (match := re.match(r"\s*%%\s*macro\s+(\w+)", line))]
+            inside = f" (macro {macros[-1]})" if macros else ""
+            steps.append(f"{path.relative_to(root)}:{frame.lineno}{inside}")
+    return ", ".join(steps)
+
+
+# ---------------------------------------------------------------------------------------------------- layout
+
+_COMMENT = re.compile(r"//.*")
+_STRING = re.compile(r'"[^"]*"')
+
+
+def laid_out(text: str) -> str:
+    """``text`` indented by its braces, in lines of at most `WIDTH` columns, with single blank lines."""
+    lines: list[str] = []
+    depth = 0
+    for raw in text.split("\n"):
+        line = raw.strip()
+        code = _COMMENT.sub("", _STRING.sub("", line))
+        closing = len(code) - len(code.lstrip("}"))
+        level = depth - closing
+        depth += code.count("{") - code.count("}")
+        if not line:
+            if lines and lines[-1] and not lines[-1].rstrip().endswith("{"):
+                lines.append("")
+            continue
+        if lines and not lines[-1] and line.startswith("}"):
+            lines.pop()
+        lines += _folded(line, 0 if line.startswith("#") else 2 * level)
+    while lines and not lines[-1]:
+        lines.pop()
+    return "\n".join(lines) + "\n"
+
+
+def _folded(line: str, indent: int) -> list[str]:
+    """A line, in several where it is too long."""
+    room = WIDTH - indent
+    pad = " " * indent
+    if len(line) <= room:
+        return [pad + line]
+    if line.startswith("//"):
+        lead = re.match(r"//\s*", line)
+        assert lead is not None
+        body = textwrap.wrap(
+            line[lead.end() :],
+            room - lead.end() - 4,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return [pad + lead[0] + ("    " if i else "") + part for i, part in enumerate(body)]
+    comment = re.search(r"\s*// .*$", line)
+    if comment is not None:
+        return [*_folded(comment[0].strip(), indent), *_folded(line[: comment.start()], indent)]
+    head, rest = _break(line, room)
+    folded = [pad + head]
+    while len(rest) > room - 4:
+        head, rest = _break(rest, room - 4)
+        folded.append(pad + "    " + head)
+    return [*folded, pad + "    " + rest]
+
+
+_BREAKS = (
+    (" = ", 3),
+    (" ? ", 1),
+    (" : ", 1),
+    (" || ", 4),
+    (" && ", 4),
+    (", ", 2),
+    (" + ", 3),
+    (" - ", 3),
+    (" * ", 3),
+)
+
+
+def _break(line: str, room: int) -> tuple[str, str]:
+    """A line in two, the first at most ``room`` columns, broken late where few parentheses are open."""
+    best: tuple[float, int] | None = None
+    depth = 0
+    for i, character in enumerate(line[:room]):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        for rank, (mark, width) in enumerate(_BREAKS):
+            if line.startswith(mark, i) and i + width <= room and i > 4:
+                key = depth + rank / len(_BREAKS) - i / (2 * room)
+                if mark == " = " and len(line) - i > room:
+                    continue
+                if best is None or key <= best[0]:
+                    best = key, i + width
+    if best is None:
+        return line, ""
+    return line[: best[1]].rstrip(), line[best[1] :].lstrip()

@@ -1,0 +1,31 @@
+// edges.cuh: what an expression means at its edges.
+//
+//   quotient(x, y)        x / y, and 0 where y is 0: a row in which nothing was summed
+//   finite_or_zero(x)     x, and 0 where it is -inf: the maximum of such a row
+//   clamp_index(i, size)  the position in a table of `size` elements nearest to i
+//   skipped()             stands in a tile of weights for a term that is no part of the sum: a NaN of its own,
+//   is_skipped(w)         which arithmetic does not make
+#pragma once
+
+#include <math.cuh>
+
+__device__ __forceinline__ float quotient(float x, float y) {
+  return y == 0.0f ? 0.0f : x / y;
+}
+
+__device__ __forceinline__ float finite_or_zero(float x) {
+  return x == -INFINITY ? 0.0f : x;
+}
+
+template <class Index>
+__device__ __forceinline__ int32 clamp_index(Index i, int32 size) {
+  return static_cast<int32>(maximum(minimum(i, static_cast<Index>(size - 1)), static_cast<Index>(0)));
+}
+
+__device__ __forceinline__ float skipped() {
+  return __uint_as_float(0xffdecadeu);
+}
+
+__device__ __forceinline__ bool is_skipped(float weight) {
+  return __float_as_uint(weight) == 0xffdecadeu;
+}
