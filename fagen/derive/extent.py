@@ -16,8 +16,8 @@ from fagen.ir.graph import Axis, Const, Index, Input, Load, Map, Node, Random, S
 Extent: TypeAlias = tuple[int, int]
 """The smallest and the largest value, both included."""
 
-LENGTH = 2**30
-"""No axis is longer: two positions can be added in 32 bits."""
+LENGTH = 2**29
+"""No axis is longer: two positions and a constant can be added in 32 bits."""
 
 WORD: Extent = (-(2**31), 2**31 - 1)
 """What a 32-bit integer can be."""
@@ -26,6 +26,16 @@ OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST = (
     Symbol(name, (), "int") for name in ("own_first", "own_last", "walk_first", "walk_last")
 )
 """First and last position of a tile along the owned and the walked axis, the last clipped to the length."""
+
+_found: list[Symbol] = []
+
+
+def found(place: int) -> Symbol:
+    """The symbol of a search's result, a position from 0 to the length of a table's row."""
+    while len(_found) <= place:
+        _found.append(Symbol(f"found{len(_found)}", (), "int"))
+    return _found[place]
+
 
 _LAST: dict[Node, Node] = {OWN_FIRST: OWN_LAST, WALK_FIRST: WALK_LAST}
 _FIRST: dict[Node, Node] = {last: first for first, last in _LAST.items()}
@@ -63,7 +73,7 @@ class Extents:
             return 0, 1
         if isinstance(node, Index) or node in (OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST):
             return 0, LENGTH - 1
-        if isinstance(node, Size):
+        if isinstance(node, Size) or node in _found:
             return 0, LENGTH
         if isinstance(node, Random):
             return 0, 2**16 - 1
@@ -100,7 +110,7 @@ class Extents:
         return self._form(terms, constant - c)
 
     def _form(self, terms: dict[Node, int], constant: int) -> Extent:
-        """A linear form, with what ties its terms together: ``first <= last`` and ``0 <= x - x // c * c < c``."""
+        """A linear form, with what ties its terms: ``first <= last`` and ``0 <= x - x // c * c < c``."""
         low, high = self._terms(terms, constant)
         for term, k in terms.items():
             if not (isinstance(term, Map) and term.op == "floordiv" and isinstance(term.args[1], Const)):

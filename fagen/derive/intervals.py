@@ -3,35 +3,34 @@
 For a tile of the *own* axis, `ranges` gives a `RangePlan` that a kernel carries out like this::
 
     each Search of the plan:             found0 = lower_bound(table[fixed], value)
-    each Range whose `when` holds:       its tiles: begin // BLOCK to ceil(end / BLOCK) of the walked axis
+    each Range whose `when` holds:       its tiles, begin // BLOCK up to ceil(end / BLOCK), if begin < end
     sort these, join those that touch    (no tile is visited twice)
     for each tile:
-        each Summary of the plan:        own_min0 = array[tile]
-        each Let of the plan, in order:  walk_lo0 = value (those without the walked tile: before the loop)
-        if not may: continue             (constant True where the ranges say it all)
+        each Summary of the plan:        walk_min0 = array[tile]
+        each Let of the plan, in order:  walk_lo0 = value (those of the own tile: before the loop)
+        if not may: continue             (may is True where the ranges say it all)
         full = must and walk_first + BLOCK <= length of the walked axis
         test each element unless full
 
-Every bound is a formula over ``own_first``, ``own_last`` (the last position of the tile that exists), sizes,
-scalars and tables at the tile's ends: for ``kv <= q`` the range is ``[0, min(own_last + 1, kv_len))``. No rule
-names an axis, so the tiles of q for a tile of kv come from the same call with the axes exchanged. All axes other
-than the two are fixed.
+Every bound is a formula over ``own_first``, ``own_last`` (the last position of the tile that exists),
+sizes, scalars and tables at the tile's ends: for ``kv <= q`` the range is ``0`` to
+``min(own_last + 1, kv_len)``. No rule names an axis: the tiles of q for a tile of kv come from the same call
+with the axes exchanged. All axes but these two are fixed.
 
 How: the guard becomes a few clauses, each a conjunction of conditions. A condition is solved for the walked
 position where that can be isolated (sums, ``//``, ``abs``, ``min``, ``max`` and sorted tables are undone one
-after another); its bound is taken at that end of the own tile which makes it widest (`Tile.interval`). What
+after another); its bound is taken at that end of the own tile which makes it widest (`Tile.bound`). What
 can't be solved is evaluated on each visited tile, on the part of it that the solved conditions leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
 from fagen.derive.extent import (
     FACTS,
-    LENGTH,
     OWN_FIRST,
     OWN_LAST,
     WALK_FIRST,
@@ -110,10 +109,11 @@ class Range:
 class RangePlan:
     """How a tile of ``own_axis`` walks along ``walk_axis`` under ``guard``; see the head of this module.
 
-    A tile outside all ``ranges``, or one where ``may`` is False, holds no allowed pair. Where ``must`` is True all
-    pairs of a tile below the lengths are allowed. ``may``, ``must`` and ``lets`` are formulas over both tiles,
-    ``searches`` and ``ranges`` over the own one. Where ``needs_block_map`` is True nothing can be skipped and some
-    condition was beyond these formulas: evaluate the guard on every pair of tiles beforehand, one class a pair.
+    A tile outside all ``ranges``, or one where ``may`` is False, holds no allowed pair. Where ``must`` is
+    True all pairs of a tile below the lengths are allowed. ``may``, ``must`` and ``lets`` are formulas over
+    both tiles, ``ranges`` and ``searches`` over the own one. ``needs_block_map`` says that nothing can be
+    skipped while some condition was beyond these formulas: then the guard is better evaluated on every pair
+    of tiles beforehand, one class a pair.
     """
 
     guard: Node
@@ -130,7 +130,7 @@ class RangePlan:
     @property
     def limits(self) -> Mapping[Node, Extent]:
         """What `bits` should know of the symbols in these formulas."""
-        limits: dict[Node, Extent] = {search.symbol: (0, LENGTH) for search in self.searches}
+        limits: dict[Node, Extent] = {}
         for let in self.lets:
             limits[let.symbol] = Extents(limits).of(let.value)
         return limits
@@ -144,24 +144,27 @@ def ranges(guard: Node, own_axis: Axis, walk_axis: Axis) -> RangePlan:
     split = _Splitter(frozenset(pair)).split(guard)
     clauses = [_derive(clause, own_axis, walk_axis, reads) for clause in _clauses(split, frozenset(pair))]
     clauses = [clause for clause in clauses if FALSE not in (clause.span.when, clause.may)]
-    spans, joined = _merge([clause.span for clause in clauses])
+    length = Size(walk_axis)
+    spans, joined = _merge([clause.span for clause in clauses], length)
     blind = [clause.blind for clause in clauses if clause.everywhere]
+    may: Node
     if blind or (joined and all(clause.may is TRUE for clause in clauses)):
         may = TRUE if clauses else FALSE
     elif joined and len(clauses) == 1:
         may = clauses[0].may
     else:
-        may = disjunction(*(conjunction(_touches(clause.span, reads), clause.may) for clause in clauses))
-    must = Tile(pair, reads).truth(split).must
-    found = tuple(_clipped(span, Size(walk_axis)) for span in spans)
+        known = _common([clause.span for clause in clauses])
+        may = disjunction(*(conjunction(_touches(c.span, known, reads), c.may) for c in clauses))
+    must = Tile(pair, reads).must(split)
+    clipped = tuple(_clipped(span, length) for span in spans)
     return RangePlan(
         guard,
         own_axis,
         walk_axis,
-        found,
+        clipped,
         may,
         must,
-        *reads.used([may, must, *(node for r in found for node in (r.begin, r.end, r.when))]),
+        *reads.used([may, must, *(node for r in clipped for node in (r.begin, r.end, r.when))]),
         needs_block_map=bool(blind) and all(blind),
     )
 
@@ -183,21 +186,32 @@ def _clipped(span: _Span, length: Node) -> Range:
     return Range(begin, length if span.end is None else smaller(span.end, length), span.when)
 
 
-def _touches(span: _Span, reads: Reads) -> Node:
-    """Whether the walked tile has a position in ``span``."""
-    return conjunction(
-        span.when,
-        TRUE if span.end is None else lt(WALK_FIRST, reads.let("end", span.end)),
-        TRUE if span.begin is None else le(reads.let("begin", span.begin), WALK_LAST),
+def _common(spans: list[_Span]) -> _Span:
+    """What every span says: it holds on every visited tile."""
+    first, *others = spans
+    return _Span(
+        first.begin if all(span.begin is first.begin for span in others) else None,
+        first.end if all(span.end is first.end for span in others) else None,
+        first.when if all(span.when is first.when for span in others) else TRUE,
     )
 
 
-def _merge(spans: Iterable[_Span]) -> tuple[tuple[_Span, ...], bool]:
+def _touches(span: _Span, known: _Span, reads: Reads) -> Node:
+    """Whether a visited tile has a position in ``span``, where it is known to have one in ``known``."""
+    parts = [TRUE if span.when is known.when else span.when]
+    if span.end is not known.end and span.end is not None:
+        parts.append(lt(WALK_FIRST, reads.let("end", span.end)))
+    if span.begin is not known.begin and span.begin is not None:
+        parts.append(le(reads.let("begin", span.begin), WALK_LAST))
+    return conjunction(*parts)
+
+
+def _merge(spans: list[_Span], length: Node) -> tuple[tuple[_Span, ...], bool]:
     """At most `MOST_RANGES` spans over ``spans``, and whether they hold nothing else."""
     merged: list[_Span] = []
     for span in spans:
         for i, other in enumerate(merged):
-            if (union := _union(other, span)) is not None:
+            if (union := _union(other, span, length)) is not None:
                 merged[i] = union
                 break
         else:
@@ -206,27 +220,29 @@ def _merge(spans: Iterable[_Span]) -> tuple[tuple[_Span, ...], bool]:
         return (_Span(),), len(merged) == 1
     if len(merged) <= MOST_RANGES:
         return tuple(merged), True
-    return (*merged[: MOST_RANGES - 1], reduce(_hull, merged[MOST_RANGES - 1 :])), False
+    return (
+        *merged[: MOST_RANGES - 1],
+        reduce(lambda x, y: _hull(x, y, length), merged[MOST_RANGES - 1 :]),
+    ), False
 
 
-def _union(x: _Span, y: _Span) -> _Span | None:
+def _union(x: _Span, y: _Span, length: Node) -> _Span | None:
     """One span with exactly the positions of both, where that is seen at once."""
     if x.begin is y.begin and x.end is y.end:
         return replace(x, when=disjunction(x.when, y.when))
-    if x.when is not y.when:
-        if y.when is TRUE:
-            x, y = y, x
-        if x.when is not TRUE:
-            return None
+    if y.when is TRUE:
+        x, y = y, x
+    if x.when is not y.when and x.when is not TRUE:
+        return None
+    also = TRUE if x.when is y.when else y.when
     if x.begin is y.begin:
-        return replace(x, end=_chosen(y.when, _reaching(larger, x.end, y.end), x.end, Const(LENGTH)))
+        return replace(x, end=_chosen(also, _reaching(larger, x.end, y.end), x.end, length))
     if x.end is y.end:
-        return replace(x, begin=_chosen(y.when, _reaching(smaller, x.begin, y.begin), x.begin, Const(0)))
+        return replace(x, begin=_chosen(also, _reaching(smaller, x.begin, y.begin), x.begin, Const(0)))
     return None
 
 
-def _reaching(join: object, x: Node | None, y: Node | None) -> Node | None:
-    assert callable(join)
+def _reaching(join: Callable[[Node, Node], Node], x: Node | None, y: Node | None) -> Node | None:
     return None if x is None or y is None else join(x, y)
 
 
@@ -236,10 +252,10 @@ def _chosen(condition: Node, x: Node | None, y: Node | None, unbounded: Node) ->
     return where(condition, unbounded if x is None else x, unbounded if y is None else y)
 
 
-def _hull(x: _Span, y: _Span) -> _Span:
+def _hull(x: _Span, y: _Span, length: Node) -> _Span:
     """One span with the positions of both and those between."""
-    begins = [where(s.when, Const(0) if s.begin is None else s.begin, Const(LENGTH)) for s in (x, y)]
-    ends = [where(s.when, Const(LENGTH) if s.end is None else s.end, Const(0)) for s in (x, y)]
+    begins = [where(s.when, Const(0) if s.begin is None else s.begin, length) for s in (x, y)]
+    ends = [where(s.when, length if s.end is None else s.end, Const(0)) for s in (x, y)]
     return _Span(smaller(*begins), larger(*ends), disjunction(x.when, y.when))
 
 
@@ -375,8 +391,7 @@ def _undo(x: Node, bound: Node, upper: bool, axis: Axis, tile: Tile, search: boo
         return _at_most(sub(x, bound) if upper else sub(bound, x), axis, tile, search)
 
     if isinstance(x, Index):
-        lo, hi = tile.interval(bound)
-        widest = hi if upper else lo
+        widest = tile.bound(bound, upper)
         return None if widest is None else [_Half(upper, widest)]
     if isinstance(x, (Input, Load)):
         return _undo_read(x, bound, upper, axis, tile) if search else None
@@ -394,7 +409,7 @@ def _undo(x: Node, bound: Node, upper: bool, axis: Axis, tile: Tile, search: boo
             return None
         if x.op in ("minimum", "maximum"):
             halves = compare(y, bound)
-            other = tile.truth(le(z, bound) if upper else le(bound, z)).may
+            other = tile.may(le(z, bound) if upper else le(bound, z))
             if (x.op == "minimum") == upper:  # either will do
                 return halves and [_unless(half, free=other) for half in halves]
             return halves and [_unless(half, dead=negation(other)) for half in halves]
@@ -428,8 +443,7 @@ def _undo_read(x: Input | Load, bound: Node, upper: bool, axis: Axis, tile: Tile
     *fixed, i = indices
     if not table.sorted or table.stored != "int" or any(tile.varying(j) or axis in j.axes for j in fixed):
         return None
-    lo, hi = tile.interval(bound)
-    value = hi if upper else lo
+    value = tile.bound(bound, upper)
     if value is None or axis not in i.axes:
         return None
     found = tile.reads.search(table, tuple(fixed), value, "right" if upper else "left")
@@ -480,7 +494,7 @@ def _derive(conditions: tuple[Node, ...], own_axis: Axis, walk_axis: Axis, reads
     own: tuple[Node, Node] = (OWN_FIRST, OWN_LAST)
     walked: tuple[Node, Node] = (Const(0), sub(Size(walk_axis), Const(1)))
     tile = Tile({own_axis: own, walk_axis: walked}, reads)
-    when = conjunction(*(tile.truth(condition).may for condition in alone))
+    when = conjunction(*(tile.may(condition) for condition in alone))
     own = _tighten(own, (half for c in alone for half in _solve(c, own_axis, tile, False)[0]))
 
     tile = Tile({own_axis: own, walk_axis: walked}, reads)
@@ -493,7 +507,7 @@ def _derive(conditions: tuple[Node, ...], own_axis: Axis, walk_axis: Axis, reads
         halves, exact = _solve(condition, walk_axis, tile, True)
         for half in halves:
             if half.upper:
-                bound = _chosen(half.free, None, add(half.bound, Const(1)), Const(LENGTH))
+                bound = _chosen(half.free, None, add(half.bound, Const(1)), Size(walk_axis))
                 end = bound if end is None or bound is None else smaller(end, bound)
             else:
                 bound = _chosen(half.free, None, half.bound, Const(0))
@@ -519,12 +533,13 @@ def _tests(
 ) -> list[Node]:
     """Whether ``rest`` may hold on a visited tile, on the part of it where the other conditions may."""
     pair = Tile({own_axis: own, walk_axis: (WALK_FIRST, WALK_LAST)}, reads)
-    forms = [form for condition in conditions for form in _forms(condition, pair)]
+    forms = [form for condition in conditions if condition not in rest for form in _forms(condition, pair)]
     axes = set[Axis]().union(*(_free_axes(condition, forms) for condition in rest))
     walked: tuple[Node, Node] = (WALK_FIRST, WALK_LAST)
     if walk_axis in axes or own_axis in axes:
-        first = WALK_FIRST if span.begin is None else larger(WALK_FIRST, reads.let("begin", span.begin))
-        last = WALK_LAST
+        first, last = walked
+        if span.begin is not None:
+            first = larger(WALK_FIRST, reads.let("begin", span.begin))
         if span.end is not None:
             last = smaller(WALK_LAST, sub(reads.let("end", span.end), Const(1)))
         walked = reads.let("walk_lo", first), reads.let("walk_hi", last)
@@ -535,7 +550,7 @@ def _tests(
         )
         own = reads.let("own_lo", first), reads.let("own_hi", last)
     tile = Tile({own_axis: own, walk_axis: walked}, reads, forms)
-    return [tile.truth(condition).may for condition in rest]
+    return [tile.may(condition) for condition in rest]
 
 
 def _forms(condition: Node, tile: Tile) -> list[tuple[Node, Node]]:
@@ -544,6 +559,8 @@ def _forms(condition: Node, tile: Tile) -> list[tuple[Node, Node]]:
         return []
     terms, constant = linear(sub(*condition.args))
     form = from_linear({term: k for term, k in terms.items() if tile.varying(term)}, 0)
+    if len(tile.varying(form)) < 2:  # the positions say it
+        return []
     bound = neg(from_linear({term: k for term, k in terms.items() if not tile.varying(term)}, constant))
     return [(form, bound), (neg(form), neg(bound))] if condition.op == "eq" else [(form, bound)]
 

@@ -1,19 +1,33 @@
-"""The tiles that a guard leaves to a kernel, for given lengths and tables: the records of `intervals.py`, in numpy.
+"""The tiles that a guard leaves to a kernel, for given lengths and tables.
 
-What a kernel does with a `RangePlan`, this does too, from the same formulas: `interpret.py` walks these tiles, the cost
-model counts them.
+What a kernel does with a `RangePlan` this does in numpy, from the same formulas: `plan/interpret.py` walks
+these tiles, the cost model counts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, RangePlan, ranges
-from fagen.ir.graph import Axis, Const, Index, Input, Load, Map, Node, Scalar, Size, index
+from fagen.ir.graph import (
+    Axis,
+    Const,
+    Index,
+    Input,
+    Load,
+    Map,
+    Node,
+    Scalar,
+    Size,
+    conjunction,
+    disjunction,
+    index,
+    walk,
+)
 
 Array: TypeAlias = NDArray[Any]
 TileClass: TypeAlias = Literal["full", "partial"]
@@ -47,13 +61,24 @@ _OPS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _array(table: Input, value: Any) -> Array:
+    """A table's values, of numpy or torch, as the widest of their kind."""
+    if hasattr(value, "detach"):  # numpy has no bf16
+        widen = {"float": "double", "int": "long", "bool": "bool"}[table.stored]
+        value = getattr(value.detach().cpu(), widen)().numpy()
+    return np.asarray(value, {"float": np.float64, "int": np.int64, "bool": np.bool_}[table.stored])
+
+
 class _Values:
     """Values of nodes, where positions, symbols, sizes, scalars and tables have those given."""
 
-    def __init__(self, known: Mapping[Node, Any], sizes: Mapping[Axis, int], tables: Mapping[Input, Any]):
-        self._known = dict(known)
-        self._sizes = sizes
-        self._tables = tables
+    def __init__(self, environment: Mapping[Node, Any], sizes: Mapping[Axis, int]) -> None:
+        self._tables = {node: _array(node, v) for node, v in environment.items() if isinstance(node, Input)}
+        self._known = {node: v for node, v in environment.items() if not isinstance(node, Input)}
+        self._sizes = dict(sizes)
+        for table, data in self._tables.items():
+            for axis, length in zip(table.layout, data.shape, strict=True):
+                self._sizes.setdefault(axis, length)
 
     def __call__(self, node: Node) -> Any:
         if node not in self._known:
@@ -63,29 +88,30 @@ class _Values:
 
     def also(self, known: Mapping[Node, Any]) -> _Values:
         """The same with more nodes known."""
-        given = {node: value for node, value in self._known.items() if not node.args}
-        return _Values({**given, **known}, self._sizes, self._tables)
+        other = _Values({}, self._sizes)
+        other._tables = self._tables
+        other._known = {node: value for node, value in self._known.items() if not node.args} | dict(known)
+        return other
 
     def row(self, table: Input, fixed: tuple[Node, ...]) -> Array:
         """A table's row at fixed leading indices, broadcast to the length of its axis."""
         data = self._data(table)
         where = tuple(np.clip(self(i), 0, n - 1) for i, n in zip(fixed, data.shape[:-1], strict=True))
-        return data[where]
+        row: Array = data[where]
+        return row
 
     def _data(self, table: Input) -> Array:
-        data = np.asarray(self._tables[table])
-        return np.broadcast_to(
-            data,
-            [
-                n if n != 1 else self._length(axis, n)
-                for axis, n in zip(table.layout, data.shape, strict=True)
-            ],
-        )
+        """A table with its full lengths."""
+        data = self._tables[table]
+        lengths = [
+            self._length(axis) if n == 1 else n for axis, n in zip(table.layout, data.shape, strict=True)
+        ]
+        return np.broadcast_to(data, lengths)
 
-    def _length(self, axis: Axis, default: int) -> int:
-        if axis == "h" and "h" not in self._sizes:
+    def _length(self, axis: Axis) -> int:
+        if axis == "h" and "hk" in self._sizes:
             return self._sizes["hk"] * self._sizes["g"]
-        return self._sizes.get(axis, default)
+        return self._sizes[axis]
 
     def _compute(self, node: Node) -> Any:
         if isinstance(node, Const):
@@ -120,23 +146,22 @@ def live_tiles(
     sizes: Mapping[Axis, int],
     block_own: int,
     block_walk: int,
-    tables: Mapping[Input, Any] | None = None,
-    scalars: Mapping[Scalar, float | int | bool] | None = None,
+    environment: Mapping[Node, Any] | None = None,
     fixed: Mapping[Axis, int] | None = None,
 ) -> list[list[tuple[int, TileClass]]]:
     """For each tile of ``own_axis`` the tiles of ``walk_axis`` that a kernel computes, in order.
 
-    ``sizes`` holds the length of every axis in the guard, ``tables`` an array for each in its layout (a length of 1
-    broadcasts), ``fixed`` the position along all other axes. ``full`` tiles need no test of their elements.
+    ``sizes`` holds the length of every axis in the guard, ``environment`` an array for each `Input` in its
+    layout (a length of 1 broadcasts) and a number for each `Scalar`, ``fixed`` the position along all other
+    axes. A ``full`` tile needs no test of its elements.
     """
     plan = ranges(guard, own_axis, walk_axis)
     own, walked = sizes[own_axis], sizes[walk_axis]
     own_tiles, walk_tiles = -(-own // block_own), -(-walked // block_walk)
     if own_tiles == 0 or walk_tiles == 0:
         return [[] for _ in range(own_tiles)]
-    base: dict[Node, Any] = {Index(axis): position for axis, position in (fixed or {}).items()}
-    base.update(scalars or {})
-    values = _Values(base, sizes, tables or {})
+    values = _Values(environment or {}, sizes)
+    values = values.also({Index(axis): position for axis, position in (fixed or {}).items()})
     if plan.needs_block_map:
         may, must = _block_map(plan, values, own, walked, block_own, block_walk)
     else:
@@ -147,6 +172,53 @@ def live_tiles(
         [(int(tile), "full" if full[row, tile] else "partial") for tile in np.flatnonzero(may[row])]
         for row in range(own_tiles)
     ]
+
+
+class Share(NamedTuple):
+    """How many of all pairs of tiles are computed, and how many without a test, from 0 to 1."""
+
+    live: float
+    full: float
+
+
+def live_share(
+    guard: Node,
+    own_axis: Axis,
+    walk_axis: Axis,
+    sizes: Mapping[Axis, int],
+    block_own: int,
+    block_walk: int,
+    scalars: Mapping[Node, Any] | None = None,
+) -> Share:
+    """What `live_tiles` would leave, before the tables are known, and scalars that are not given.
+
+    Conditions on them may be anything; axes other than the two are taken at position 0.
+    """
+    pairs = -(-sizes[own_axis] // block_own) * -(-sizes[walk_axis] // block_walk)
+    if pairs == 0:
+        return Share(0.0, 0.0)
+
+    def known(node: Node, otherwise: bool) -> Node:
+        """``node`` where what depends on a table or an unknown scalar is ``otherwise``."""
+        if isinstance(node, Map) and node.op in ("and", "or"):
+            join = conjunction if node.op == "and" else disjunction
+            return join(*(known(arg, otherwise) for arg in node.args))
+        beyond = any(
+            isinstance(part, Input) or (isinstance(part, Scalar) and part not in (scalars or {}))
+            for part in walk([node])
+        )
+        return Const(otherwise) if beyond else node
+
+    counts = []
+    for otherwise in (True, False):
+        condition = known(guard, otherwise)
+        fixed = {axis: 0 for axis in condition.axes if axis not in (own_axis, walk_axis)}
+        counts.append(
+            live_tiles(condition, own_axis, walk_axis, sizes, block_own, block_walk, scalars, fixed)
+        )
+    live = sum(len(row) for row in counts[0])
+    full = sum(kind == "full" for row in counts[1] for _, kind in row)
+    return Share(live / pairs, full / pairs)
 
 
 def _classes(

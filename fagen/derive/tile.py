@@ -1,7 +1,7 @@
-"""What an expression can be on a tile: intervals of numbers, and (may, must) of truth values, as formulas.
+"""What an expression can be on a tile, as formulas: bounds of numbers, whether a condition may and must hold.
 
-A tile is a box of positions: for each of its axes the first and the last position, themselves formulas. All other axes
-are fixed. An expression is then bounded by two formulas, evaluated once per tile instead of once per element:
+A tile is a box of positions: for each of its axes the first and the last position, themselves formulas. All
+other axes are fixed. An expression is then bounded by formulas that are evaluated once per tile:
 
 - where it never falls (or never rises) along each axis, by its values at two corners: ``q - kv`` reaches from
   ``q_first - kv_last`` to ``q_last - kv_first``;
@@ -9,18 +9,18 @@ are fixed. An expression is then bounded by two formulas, evaluated once per til
 - where it reads a table along one axis, by a `Summary` of it over the tile;
 - else not at all.
 
-A condition is ``may`` hold somewhere and ``must`` hold everywhere; unknown is (True, False). Floating-point arithmetic is
-never bounded, since it rounds: only order (comparisons, min, max, abs, where, conversions from int) is.
+A condition *may* hold at some element and *must* hold at all; unknown is True and False. Floating-point
+arithmetic is never bounded, since it rounds: only order is (comparisons, min, max, abs, where, conversions).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from fagen.derive.extent import FACTS
+from fagen.derive.extent import FACTS, WALK_FIRST, WALK_LAST, found
 from fagen.ir.graph import (
     FALSE,
     TRUE,
@@ -66,8 +66,8 @@ from fagen.ir.graph import (
 class Summary:
     """``symbol = op of node`` over the positions of a tile of ``axis``, those below its length.
 
-    ``node`` has no other axis of the tile pair. ``min`` and ``max`` of a table with a NaN in the tile are NaN; without a
-    position they are never used. An array of them, one a tile, costs one evaluation of ``node`` a position.
+    ``node`` has no other axis of the tile pair. ``min`` and ``max`` are NaN where an element is. An array of
+    them, one a tile, costs one evaluation of ``node`` a position.
     """
 
     symbol: Symbol
@@ -78,7 +78,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Search:
-    """``symbol`` = how many elements of the sorted row ``table[fixed]`` are below ``value``, or (right) not above it.
+    """``symbol`` = how many elements of the sorted row ``table[fixed]`` are below (right: not above) value.
 
     The row has as many elements as its axis, even where the tensor is broadcast along it.
     """
@@ -92,30 +92,17 @@ class Search:
 
 @dataclass(frozen=True)
 class Let:
-    """A name for a value that several formulas use: ``begin end`` of a clause, or the part of a tile it leaves."""
+    """A name for a value used more than once: where a clause begins and ends, what it leaves of a tile.
+
+    ``tile`` is ``walk`` if the value depends on the walked tile, else ``own``: computed before the loop.
+    """
 
     symbol: Symbol
     value: Node
+    tile: Literal["own", "walk"]
 
 
-class Interval(NamedTuple):
-    """Two formulas; None is unbounded."""
-
-    lo: Node | None
-    hi: Node | None
-
-
-class Truth(NamedTuple):
-    """Whether a condition may hold at some element, and must hold at all."""
-
-    may: Node
-    must: Node
-
-
-UNBOUNDED = Interval(None, None)
-UNKNOWN = Truth(TRUE, FALSE)
-
-# ----------------------------------------------------------------------------- formulas, folded where provable
+# ----------------------------------------------------------------------- formulas, folded where provable
 
 
 def not_above(x: Node, y: Node) -> Node:
@@ -126,18 +113,31 @@ def not_above(x: Node, y: Node) -> Node:
 
 def larger(x: Node, y: Node) -> Node:
     """``max(x, y)``, of integers without what is never the larger."""
-    if x.kind == "float" or y.kind == "float":
+    if x.kind == "float":
         return maximum(x, y)
     low, high = FACTS.of_difference(x, y)
+    if _absorbs("minimum", x, y):
+        return x
+    if _absorbs("minimum", y, x):
+        return y
     return x if low >= 0 else y if high <= 0 else maximum(x, y)
 
 
 def smaller(x: Node, y: Node) -> Node:
     """``min(x, y)``, of integers without what is never the smaller."""
-    if x.kind == "float" or y.kind == "float":
+    if x.kind == "float":
         return minimum(x, y)
     low, high = FACTS.of_difference(x, y)
+    if _absorbs("maximum", x, y):
+        return x
+    if _absorbs("maximum", y, x):
+        return y
     return y if low >= 0 else x if high <= 0 else minimum(x, y)
+
+
+def _absorbs(op: str, x: Node, y: Node) -> bool:
+    """Whether y is ``op`` of x and something: ``min(x, max(x, z))`` is x."""
+    return isinstance(y, Map) and y.op == op and x in y.args
 
 
 def at(node: Node, positions: Mapping[Axis, Node]) -> Node:
@@ -203,15 +203,15 @@ def tables(node: Node, axes: frozenset[Axis]) -> tuple[Input, ...]:
     return tuple(found)
 
 
-# -------------------------------------------------------------------------------------------- tiles and what is read
+# ------------------------------------------------------------------------------------- what formulas read
 
 
 @dataclass
 class Reads:
     """What the formulas of one derivation stand on, each thing named once, in order of use."""
 
-    roles: Mapping[Axis, str]
-    """The name of each axis of the tile pair: ``own`` or ``walk``."""
+    roles: Mapping[Axis, Literal["own", "walk"]]
+    """What each axis of the tile pair is."""
     _summaries: dict[tuple[str, Node], Summary] = field(default_factory=dict)
     _searches: dict[tuple[Input, tuple[Node, ...], Node, str], Search] = field(default_factory=dict)
     _lets: dict[tuple[str, Node], Let] = field(default_factory=dict)
@@ -231,8 +231,7 @@ class Reads:
         """The symbol of the place of ``value`` in a sorted row."""
         key = (table, fixed, value, side)
         if key not in self._searches:
-            symbol = Symbol(f"found{len(self._searches)}", (), "int")
-            self._searches[key] = Search(symbol, table, fixed, value, side)
+            self._searches[key] = Search(found(len(self._searches)), table, fixed, value, side)
         return self._searches[key].symbol
 
     def let(self, stem: str, value: Node) -> Node:
@@ -242,8 +241,16 @@ class Reads:
         known = self._lets.get((stem, value))
         if known is None:
             place = sum(known_stem == stem for known_stem, _ in self._lets)
-            known = self._lets[stem, value] = Let(Symbol(f"{stem}{place}", (), value.kind), value)
+            symbol = Symbol(f"{stem}{place}", (), value.kind)
+            known = self._lets[stem, value] = Let(symbol, value, "walk" if self._walks(value) else "own")
         return known.symbol
+
+    def _walks(self, value: Node) -> bool:
+        """Whether ``value`` depends on the walked tile."""
+        walked = {WALK_FIRST, WALK_LAST}
+        walked |= {let.symbol for let in self._lets.values() if let.tile == "walk"}
+        walked |= {s.symbol for s in self._summaries.values() if self.roles[s.axis] == "walk"}
+        return any(part in walked for part in walk([value]))
 
     def used(
         self, formulas: Iterable[Node]
@@ -279,194 +286,186 @@ class Tile:
         self._forms: dict[frozenset[tuple[Node, int]], Node] = {}
         for form, bound in forms:
             key = frozenset(linear(form)[0].items())
-            known = self._forms.get(key)
-            self._forms[key] = bound if known is None else smaller(known, bound)
-        self._intervals: dict[Node, Interval] = {}
-        self._truths: dict[Node, Truth] = {}
+            self._forms[key] = smaller(self._forms[key], bound) if key in self._forms else bound
+        self._bounds: dict[tuple[Node, bool], Node | None] = {}
+        self._held: dict[tuple[Node, bool], Node] = {}
 
     def varying(self, node: Node) -> list[Axis]:
         """The axes of the tile along which ``node`` varies."""
         return [axis for axis in node.axes if axis in self._axes]
 
-    # ------------------------------------------------------------------------------------------------ numbers
+    # ---------------------------------------------------------------------------------------- numbers
 
-    def interval(self, node: Node) -> Interval:
-        """Bounds of a number on this tile."""
-        known = self._intervals.get(node)
-        if known is None:
-            known = self._intervals[node] = self._interval(node)
-        return known
+    def bound(self, node: Node, upper: bool) -> Node | None:
+        """What a number is at most (``upper``) or at least on this tile; None is unbounded."""
+        if (node, upper) not in self._bounds:
+            self._bounds[node, upper] = self._bound(node, upper)
+        return self._bounds[node, upper]
 
-    def _interval(self, node: Node) -> Interval:
+    def _ends(self, node: Node) -> tuple[Node, Node] | None:
+        """Both bounds, or None."""
+        lo, hi = self.bound(node, False), self.bound(node, True)
+        return None if lo is None or hi is None else (lo, hi)
+
+    def _bound(self, node: Node, upper: bool) -> Node | None:
         varying = self.varying(node)
         if not varying:
-            return Interval(node, node) if stored(node) else UNBOUNDED
-        bounds = self._corners(node, varying)
-        if bounds is None:
-            if len(varying) == 1 and exact(node) and tables(node, self._axes):
-                lo = self.reads.summary("min", node, varying[0])
-                return Interval(lo, self.reads.summary("max", node, varying[0]))
-            bounds = self._by_operation(node)
-        return self._narrowed(node, bounds) if self._forms and node.kind == "int" else bounds
+            return node if stored(node) else None
+        bound = self._corner(node, varying, upper)
+        if bound is None:
+            if len(varying) == 1 and _is_term(node) and exact(node) and tables(node, self._axes):
+                return self.reads.summary("max" if upper else "min", node, varying[0])
+            bound = self._by_operation(node, upper)
+        return self._narrowed(node, bound, upper) if self._forms and node.kind == "int" else bound
 
-    def _corners(self, node: Node, varying: list[Axis]) -> Interval | None:
-        """The values at the two extreme corners, where ``node`` is monotone along each axis."""
-        low: dict[Axis, Node] = {}
-        high: dict[Axis, Node] = {}
+    def _corner(self, node: Node, varying: list[Axis], upper: bool) -> Node | None:
+        """The value at the extreme corner, where ``node`` is monotone along each axis."""
+        corner: dict[Axis, Node] = {}
         for axis in varying:
             step = FACTS.step(node, axis)
             if step is None or step[0] < 0 < step[1]:
                 return None
-            ends = self.positions[axis]
-            low[axis], high[axis] = ends if step[0] >= 0 else ends[::-1]
-        return Interval(at(node, low), at(node, high))
+            corner[axis] = self.positions[axis][upper == (step[0] >= 0)]
+        return at(node, corner)
 
-    def _narrowed(self, node: Node, bounds: Interval) -> Interval:
-        """``bounds`` within what is known of this form."""
+    def _narrowed(self, node: Node, bound: Node | None, upper: bool) -> Node | None:
+        """``bound`` within what is known of this form."""
         terms, constant = linear(node)
-        above = self._forms.get(frozenset(terms.items()))
-        below = self._forms.get(frozenset((term, -k) for term, k in terms.items()))
-        lo, hi = bounds
-        if above is not None:
-            above = add(above, Const(constant))
-            hi = above if hi is None else smaller(hi, above)
-        if below is not None:
-            below = sub(Const(constant), below)
-            lo = below if lo is None else larger(lo, below)
-        return Interval(lo, hi)
+        sign = 1 if upper else -1
+        known = self._forms.get(frozenset((term, sign * k) for term, k in terms.items()))
+        if known is None:
+            return bound
+        if upper:
+            return _either(smaller, add(known, Const(constant)), bound)
+        return _either(larger, sub(Const(constant), known), bound)
 
-    def _by_operation(self, node: Node) -> Interval:
+    def _by_operation(self, node: Node, upper: bool) -> Node | None:
         if isinstance(node, Load):
-            return self._sorted_load(node)
+            return self._sorted_load(node, upper)
         if not isinstance(node, Map):
-            return UNBOUNDED
+            return None
         if node.op == "add" and node.kind == "int":
-            return self._sum(node)
+            return self._sum(node, upper)
         if node.op == "to_int":
-            truth = self.truth(node.args[0])
-            return Interval(to_int(truth.must), to_int(truth.may))
+            return to_int(self.may(node.args[0]) if upper else self.must(node.args[0]))
         if node.op == "where":
-            return self._choice(node)
+            return self._choice(node, upper)
         if node.kind == "float" and node.op not in _ORDER:
-            return UNBOUNDED
-        x, y = self.interval(node.args[0]), self.interval(node.args[-1])
-        if node.op == "minimum":
-            return Interval(_both(smaller, x.lo, y.lo), _either(smaller, x.hi, y.hi))
-        if node.op == "maximum":
-            return Interval(_either(larger, x.lo, y.lo), _both(larger, x.hi, y.hi))
+            return None
+        x, y = node.args[0], node.args[-1]
+        if node.op in ("minimum", "maximum"):
+            choose, join = (smaller, _either) if node.op == "minimum" else (larger, _both)
+            if not upper:
+                join = _both if join is _either else _either
+            return join(choose, self.bound(x, upper), self.bound(y, upper))
+        if node.op in ("neg", "to_float"):
+            inner = self.bound(x, upper == (node.op == "to_float"))
+            return inner and (neg if node.op == "neg" else to_float)(inner)
+        if node.op == "mul" and isinstance(y, Const):
+            inner = self.bound(x, upper == (y.value > 0))
+            return inner and mul(inner, y)
+        ends = self._ends(x)
         if node.op == "abs":
-            return _absolute(x)
-        if node.op == "neg":
-            return Interval(x.hi and neg(x.hi), x.lo and neg(x.lo))
-        if node.op == "to_float":
-            return Interval(x.lo and to_float(x.lo), x.hi and to_float(x.hi))
+            return ends and _absolute(*ends, upper)
+        choose = larger if upper else smaller
         if node.op == "mul":
-            return _product(x, y)
-        divisor = node.args[1]
-        if not self.varying(divisor) and stored(divisor):
-            if node.op == "floordiv":
-                return _quotient(x, divisor)
-            if node.op == "mod":
-                return _remainder(x, divisor)
-        return UNBOUNDED
+            others = self._ends(y)
+            if ends is None or others is None:
+                return None
+            first, *rest = dict.fromkeys(mul(a, b) for a in ends for b in others)
+            for corner in rest:
+                first = choose(first, corner)
+            return first
+        if self.varying(y) or not stored(y):
+            return None
+        if node.op == "mod":
+            return _remainder(ends, y, upper)
+        assert node.op == "floordiv", node.op
+        if FACTS.of(y)[0] >= 0:
+            inner = self.bound(x, upper)
+            return inner and floordiv(inner, y)
+        return ends and choose(floordiv(ends[0], y), floordiv(ends[1], y))
 
-    def _sum(self, node: Node) -> Interval:
-        """Terms along the same single axis together (they may be monotone only as a sum), others one by one."""
+    def _sum(self, node: Node, upper: bool) -> Node | None:
+        """Terms along one axis together, since only their sum may be monotone; others one by one."""
         terms, constant = linear(node)
         groups: dict[object, dict[Node, int]] = {}
         for term, k in terms.items():
             varying = self.varying(term)
             groups.setdefault(varying[0] if len(varying) == 1 else term if varying else None, {})[term] = k
-        lo: Node | None = Const(constant)
-        hi: Node | None = Const(constant)
+        if len(groups) == 1:
+            groups = {term: {term: k} for term, k in terms.items()}
+        total: Node | None = Const(constant)
         for group in groups.values():
-            if len(groups) == 1 or len(group) == 1:
-                parts = [_scaled(self.interval(term), k) for term, k in group.items()]
-            else:
-                parts = [self.interval(from_linear(group, 0))]
-            for part in parts:
-                lo, hi = _both(add, lo, part.lo), _both(add, hi, part.hi)
-        return Interval(lo, hi)
+            total = _both(add, total, self.bound(from_linear(group, 0), upper))
+        return total
 
-    def _choice(self, node: Map) -> Interval:
+    def _choice(self, node: Map, upper: bool) -> Node | None:
         condition, x, y = node.args
-        truth, first, second = self.truth(condition), self.interval(x), self.interval(y)
-
-        def choose(join: object, a: Node | None, b: Node | None) -> Node | None:
-            if truth.may is truth.must and a is not None and b is not None:
-                return where(truth.may, a, b)
-            assert callable(join)
-            both = _both(join, a, b)
-            if a is None or b is None or both is None:
-                return None
-            return where(truth.must, a, where(truth.may, both, b))
-
-        return Interval(choose(smaller, first.lo, second.lo), choose(larger, first.hi, second.hi))
-
-    def _sorted_load(self, node: Load) -> Interval:
-        """A sorted row between two bounds of its index."""
-        *fixed, last = node.indices
-        if not node.table.sorted or any(self.varying(i) for i in fixed) or not all(stored(i) for i in fixed):
-            return UNBOUNDED
-        i = self.interval(last)
-        return Interval(
-            i.lo and load(node.table, (*fixed, i.lo)),
-            i.hi and load(node.table, (*fixed, i.hi)),
+        first, second = self.bound(x, upper), self.bound(y, upper)
+        if first is None or second is None:
+            return None
+        may, must = self.may(condition), self.must(condition)
+        either = (larger if upper else smaller)(first, second)
+        return (
+            where(must, first, where(may, either, second)) if may is not must else where(may, first, second)
         )
 
-    # ---------------------------------------------------------------------------------------------- conditions
+    def _sorted_load(self, node: Load, upper: bool) -> Node | None:
+        """A sorted row at a bound of its index."""
+        *fixed, last = node.indices
+        if not node.table.sorted or any(self.varying(i) or not stored(i) for i in fixed):
+            return None
+        i = self.bound(last, upper)
+        return i and load(node.table, (*fixed, i))
 
-    def truth(self, node: Node) -> Truth:
-        """Whether a condition may hold at some element of this tile, and must hold at all."""
-        known = self._truths.get(node)
-        if known is None:
-            known = self._truths[node] = self._truth(node)
-        return known
+    # ------------------------------------------------------------------------------------- conditions
 
-    def _truth(self, node: Node) -> Truth:
+    def may(self, condition: Node) -> Node:
+        """Whether ``condition`` may hold at some element of this tile; True where that is not known."""
+        return self._hold(condition, everywhere=False)
+
+    def must(self, condition: Node) -> Node:
+        """Whether ``condition`` holds at every element of this tile; False where that is not known."""
+        return self._hold(condition, everywhere=True)
+
+    def _hold(self, node: Node, everywhere: bool) -> Node:
+        if (node, everywhere) not in self._held:
+            self._held[node, everywhere] = self._holds(node, everywhere)
+        return self._held[node, everywhere]
+
+    def _holds(self, node: Node, everywhere: bool) -> Node:
+        unknown = Const(not everywhere)
         varying = self.varying(node)
         if not varying:
-            return Truth(node, node) if stored(node) else UNKNOWN
+            return node if stored(node) else unknown
         if summarised(node, self._axes):
-            any_ = self.reads.summary("any", node, varying[0])
-            return Truth(any_, self.reads.summary("all", node, varying[0]))
+            return self.reads.summary("all" if everywhere else "any", node, varying[0])
         if not isinstance(node, Map):
-            return UNKNOWN
+            return unknown
         if node.op == "not":
-            inner = self.truth(node.args[0])
-            return Truth(negation(inner.must), negation(inner.may))
+            return negation(self._hold(node.args[0], not everywhere))
         if node.op in ("and", "or"):
             join = conjunction if node.op == "and" else disjunction
-            parts = [self.truth(arg) for arg in node.args]
-            return Truth(join(*(part.may for part in parts)), join(*(part.must for part in parts)))
+            return join(*(self._hold(arg, everywhere) for arg in node.args))
         if node.args[0].kind == "float":
-            return self._order(node)
+            return self._ordered(node, everywhere)
         difference = sub(*node.args)
-        if node.op == "eq":
-            return self._equal(difference)
-        lo, hi = self.interval(difference)
+        if node.op == "eq" and not everywhere:
+            residue = self._residue(difference)
+            if residue is not None:
+                return residue
         zero = Const(0)
-        return Truth(
-            TRUE if lo is None else not_above(lo, zero), FALSE if hi is None else not_above(hi, zero)
-        )
-
-    def _equal(self, difference: Node) -> Truth:
-        """``difference == 0``."""
-        lo, hi = self.interval(difference)
-        zero = Const(0)
-        must = FALSE
-        if lo is not None and hi is not None:
-            must = conjunction(not_above(zero, lo), not_above(hi, zero))
-        may = self._residue(difference)
-        if may is None:
-            may = TRUE if lo is None else not_above(lo, zero)
-            may = may if hi is None else conjunction(may, not_above(zero, hi))
-        return Truth(may, must)
+        bound = self.bound(difference, everywhere)
+        below = unknown if bound is None else not_above(bound, zero)
+        if node.op == "le":
+            return below
+        bound = self.bound(difference, not everywhere)
+        return conjunction(below, unknown if bound is None else not_above(zero, bound))
 
     def _residue(self, difference: Node) -> Node | None:
         """Whether ``x % c == r`` may hold: some number between the bounds of x leaves the remainder r."""
-        terms, _ = linear(difference)
-        for term, k in terms.items():
+        for term, k in linear(difference)[0].items():
             if not (isinstance(term, Map) and term.op == "mod" and abs(k) == 1):
                 continue
             x, c = term.args
@@ -474,28 +473,39 @@ class Tile:
             r = neg(rest) if k == 1 else rest
             if not self.varying(x) or self.varying(c) or self.varying(r) or FACTS.of(c)[0] < 0:
                 continue
-            lo, hi = self.interval(x)
-            if lo is None or hi is None:
+            ends = self._ends(x)
+            if ends is None:
                 continue
-            last = add(mul(floordiv(sub(hi, r), c), c), r)
-            return conjunction(not_above(Const(0), r), not_above(add(r, Const(1)), c), not_above(lo, last))
+            last = add(mul(floordiv(sub(ends[1], r), c), c), r)
+            return conjunction(
+                not_above(Const(0), r), not_above(add(r, Const(1)), c), not_above(ends[0], last)
+            )
         return None
 
-    def _order(self, node: Map) -> Truth:
-        """A comparison of floating-point numbers: NaN is never skipped and never full."""
-        x, y = (self.interval(arg) for arg in node.args)
-        if x.lo is None or x.hi is None or y.lo is None or y.hi is None:
-            return UNKNOWN
-        if node.op == "le":
-            return Truth(negation(lt(y.hi, x.lo)), le(x.hi, y.lo))
-        if node.op == "lt":
-            return Truth(negation(le(y.hi, x.lo)), lt(x.hi, y.lo))
-        apart = disjunction(lt(y.hi, x.lo), lt(x.hi, y.lo))
-        return Truth(negation(apart), conjunction(eq(x.lo, y.hi), eq(x.hi, y.lo)))
+    def _ordered(self, node: Map, everywhere: bool) -> Node:
+        """A comparison of floating-point numbers: a NaN is never skipped and never makes a tile full."""
+        x, y = (self._ends(arg) for arg in node.args)
+        if x is None or y is None:
+            return Const(not everywhere)
+        if node.op == "eq":
+            if everywhere:
+                return conjunction(eq(x[0], y[1]), eq(x[1], y[0]))
+            return negation(disjunction(lt(y[1], x[0]), lt(x[1], y[0])))
+        if everywhere:
+            return (le if node.op == "le" else lt)(x[1], y[0])
+        return negation((lt if node.op == "le" else le)(y[1], x[0]))
+
+
+def _is_term(node: Node) -> bool:
+    """Whether ``node`` is no sum with a constant and no multiple: what is summarised of a sum is its term."""
+    if node.kind != "int":
+        return True
+    terms, constant = linear(node)
+    return constant == 0 and (len(terms) > 1 or terms.get(node) == 1)
 
 
 def summarised(node: Node, axes: frozenset[Axis]) -> bool:
-    """Whether a condition is better summarised as a whole: it reads unsorted tables along one axis of ``axes``."""
+    """Whether a condition is summarised as a whole: it reads unsorted tables along one axis of ``axes``."""
     return (
         sum(axis in axes for axis in node.axes) == 1
         and exact(node)
@@ -503,64 +513,35 @@ def summarised(node: Node, axes: frozenset[Axis]) -> bool:
     )
 
 
-# ---------------------------------------------------------------------------------------- arithmetic of intervals
+# --------------------------------------------------------------------------------- arithmetic of bounds
 
 
-def _both(join: object, x: Node | None, y: Node | None) -> Node | None:
-    assert callable(join)
+def _both(join: Callable[[Node, Node], Node], x: Node | None, y: Node | None) -> Node | None:
     return None if x is None or y is None else join(x, y)
 
 
-def _either(join: object, x: Node | None, y: Node | None) -> Node | None:
-    assert callable(join)
+def _either(join: Callable[[Node, Node], Node], x: Node | None, y: Node | None) -> Node | None:
     return x if y is None else y if x is None else join(x, y)
 
 
-def _scaled(x: Interval, k: int) -> Interval:
-    lo, hi = (None if bound is None else mul(bound, Const(k)) for bound in x)
-    return Interval(lo, hi) if k > 0 else Interval(hi, lo)
+def _absolute(lo: Node, hi: Node, upper: bool) -> Node:
+    if upper:
+        return larger(hi, neg(lo))
+    return larger(larger(lo, neg(hi)), Const(0.0 if lo.kind == "float" else 0))
 
 
-def _absolute(x: Interval) -> Interval:
-    if x.lo is None or x.hi is None:
-        return UNBOUNDED
-    if x.lo.kind == "float":
-        low, high = maximum(x.lo, neg(x.hi)), maximum(x.hi, neg(x.lo))
-        return Interval(maximum(low, Const(0.0)), high)
-    return Interval(larger(larger(x.lo, neg(x.hi)), Const(0)), larger(x.hi, neg(x.lo)))
-
-
-def _product(x: Interval, y: Interval) -> Interval:
-    if x.lo is None or x.hi is None or y.lo is None or y.hi is None:
-        return UNBOUNDED
-    corners = dict.fromkeys(mul(a, b) for a in x for b in y if a is not None and b is not None)
-    low, *rest = corners
-    high = low
-    for corner in rest:
-        low, high = smaller(low, corner), larger(high, corner)
-    return Interval(low, high)
-
-
-def _quotient(x: Interval, y: Node) -> Interval:
-    if x.lo is None or x.hi is None:
-        return UNBOUNDED
-    low, high = floordiv(x.lo, y), floordiv(x.hi, y)
-    if FACTS.of(y)[0] >= 0:
-        return Interval(low, high)
-    return Interval(smaller(low, high), larger(low, high))
-
-
-def _remainder(x: Interval, y: Node) -> Interval:
-    """Between the remainders of the bounds if they lie in one period, else anything."""
-    low, high = minimum(Const(0), add(y, Const(1))), maximum(Const(0), sub(y, Const(1)))
-    if FACTS.of(y)[0] >= 0:
-        low, high = Const(0), sub(y, Const(1))
-    if x.lo is None or x.hi is None:
-        return Interval(low, high)
-    first, last = floordiv(x.lo, y), floordiv(x.hi, y)
-    bounds = FACTS.of(first), FACTS.of(last)
-    together = TRUE if bounds[0][0] == bounds[1][1] else eq(first, last)
-    return Interval(where(together, remainder(x.lo, y), low), where(together, remainder(x.hi, y), high))
+def _remainder(ends: tuple[Node, Node] | None, y: Node, upper: bool) -> Node:
+    """The remainder of that end if both lie in one period, else anything."""
+    positive = FACTS.of(y)[0] >= 0
+    if upper:
+        widest = sub(y, Const(1)) if positive else larger(Const(0), sub(y, Const(1)))
+    else:
+        widest = Const(0) if positive else smaller(Const(0), add(y, Const(1)))
+    if ends is None:
+        return widest
+    first, last = (floordiv(end, y) for end in ends)
+    (low, _), (_, high) = FACTS.of(first), FACTS.of(last)
+    return where(TRUE if low == high else eq(first, last), remainder(ends[upper], y), widest)
 
 
 def remainder(x: Node, y: Node) -> Node:
