@@ -47,15 +47,16 @@ _FORMATS: Mapping[str, str] = {"int64": "q", "int32": "i", "float": "f", "bool":
 
 def pack(fields: Sequence[Field], values: Sequence[int | float]) -> bytes:
     """The struct's bytes, aligned as C does; a pointer is its address."""
-    return struct.pack(_format(fields), *values)
+    return struct.pack(struct_format(fields), *values)
 
 
 def packed_bytes(fields: Sequence[Field]) -> int:
     """The struct's size."""
-    return struct.calcsize(_format(fields))
+    return struct.calcsize(struct_format(fields))
 
 
-def _format(fields: Sequence[Field]) -> str:
+def struct_format(fields: Sequence[Field]) -> str:
+    """The struct for the module `struct`: a letter for each member after the first, which says "as C aligns"."""
     codes = ["P" if field.ctype.endswith("*") else _FORMATS[field.ctype] for field in fields]
     widest = "q" if any(code in "Pq" for code in codes) else "i"
     return "@" + "".join(codes) + f"0{widest}"
