@@ -17,9 +17,10 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, TypeAlias
 
+from fagen.derive.intervals import RangePlan
 from fagen.derive.walk import Stage
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
+from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce, Scalar
 from fagen.plan.arch import Arch
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan, Problem, Schedule, SharedTile, Storage, Tiling
 
@@ -32,6 +33,8 @@ PAD = 4
 """Elements added to a row of a tile: its vectors then start on different banks."""
 VECTOR = 4
 """fp32 elements of one access."""
+
+MOST_TILES = 256
 
 LAUNCH_SECONDS = 3e-6
 LATENCY_CYCLES = 900
@@ -711,6 +714,30 @@ def tiles_of(kernel: KernelPlan) -> Tiles:
         kernel.rows,
         kernel.columns,
     )
+
+
+def live_parts(kernel: KernelPlan, lengths: Lengths) -> tuple[float, ...]:
+    """The part of its tiles that each walk of a kernel visits; 1 where that depends on tables or scalars.
+
+    Beyond `MOST_TILES` tiles along an axis the count is made with larger ones.
+    """
+    return tuple(_live_part(bounds, kernel, lengths) for bounds in kernel.ranges or (None,))
+
+
+def _live_part(bounds: RangePlan | None, kernel: KernelPlan, lengths: Lengths) -> float:
+    if bounds is None or any(isinstance(node, Input | Scalar) for node in ir.walk([bounds.guard])):
+        return 1.0
+    from fagen.derive.live import live_tiles  # numpy: only where tiles are counted
+
+    sizes = {bounds.own_axis: 1, **lengths}
+    own, walked = (
+        round_up(max(block, ceil_div(sizes[axis], MOST_TILES)), block)
+        for axis, block in ((bounds.own_axis, kernel.block_own), (bounds.walk_axis, kernel.block_walk))
+    )
+    fixed = dict.fromkeys(kernel.grid_axes, 0)
+    rows = live_tiles(bounds.guard, bounds.own_axis, bounds.walk_axis, sizes, own, walked, fixed=fixed)
+    every = len(rows) * ceil_div(sizes[bounds.walk_axis], walked)
+    return sum(map(len, rows)) / every if every else 1.0
 
 
 def cost_of(

@@ -1,0 +1,274 @@
+"""Planning: schedules, tiles that fit, what is refused and how."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import pytest
+from plans import attention_graph, lengths, matmul_problem, problem
+
+from fagen.errors import PlanError
+from fagen.ir import graph as ir
+from fagen.ir.graph import Graph, Input, Output
+from fagen.lang.attention import attention
+from fagen.lang.expr import kv, q
+from fagen.plan.arch import ROWS, arch_for
+from fagen.plan.cost import buffer_lives, profile, registers, registers_limit, shared_bytes, tiles_of
+from fagen.plan.plan import KernelPlan, Plan, Storage
+from fagen.plan.planner import plan, plans
+from fagen.plan.tiling import candidates, length_classes, misfit, tile_axis_of
+
+ARCHS = [row.name for row in ROWS]
+
+
+def check_fits(made: Plan) -> None:
+    arch = arch_for(made.problem.arch)
+    for kernel in made.kernels:
+        assert kernel.shared_bytes <= arch.shared_block_bytes
+        assert 1 <= kernel.threads <= arch.threads_block
+        assert kernel.block_own % kernel.rows == 0 or kernel.block_own == 1
+        counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
+        assert registers(counts, tiles_of(kernel)) <= registers_limit(arch, kernel.threads)
+        assert shared_bytes(counts, tiles_of(kernel)) == kernel.shared_bytes
+        assert len(kernel.ranges) == len(kernel.stage.walks)
+        check_shared(kernel)
+
+
+def check_shared(kernel: KernelPlan) -> None:
+    """Tiles are aligned to a vector and overlap only between walks."""
+    for tile in kernel.shared:
+        assert tile.address % 16 == 0
+        assert tile.pitch % 4 == 0 or kernel.schedule == "rowwise"
+    for a, b in itertools.combinations(kernel.shared, 2):
+        walks = {match[1] for t in (a, b) if (match := re.match(r"[a-z]+(\d+)_?\d*$", t.name))}
+        if len(kernel.stage.walks) == 1 or len(walks) == 1:
+            assert a.address + a.bytes <= b.address or b.address + b.bytes <= a.address, (a, b)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_usual_head_dim_fits_everywhere(arch: str) -> None:
+    """Head dims 1 to 256 (a sample of them where limits are wider), v's at random, each storage."""
+    seed = 20260
+    draw = random.Random(seed)
+    graph = attention_graph(return_lse=True)
+    every = range(1, 257)
+    for head_dim in every if arch == "generic" else [1, 64, 256, *draw.sample(every, 20)]:
+        v_head_dim = draw.choice([head_dim, draw.randint(1, 256)])
+        storage: Storage = draw.choice(["fp32", "fp16", "bf16"])
+        made = plan(problem(graph, head_dim, v_head_dim, storage, arch))
+        assert [kernel.schedule for kernel in made.kernels] == ["forward_loop"], (seed, head_dim)
+        check_fits(made)
+        (kernel,) = made.kernels
+        assert kernel.tile_axis == "q"
+        assert kernel.grid_axes == ("b", "hk", "g")
+        assert kernel.columns in (8, 16, 32)
+        assert kernel.block_walk % kernel.columns == 0
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "v_head_dim", "storage"),
+    [(192, 128, "bf16"), (256, 256, "fp32"), (512, 512, "bf16"), (512, 512, "fp32"), (576, 512, "bf16")],
+)
+@pytest.mark.parametrize(("arch", "limit"), [("sm_86", 101_376), ("sm_120", 65_536), ("sm_75", 65_536)])
+def test_b12_large_head_dims_get_a_smaller_tile(
+    head_dim: int, v_head_dim: int, storage: Storage, arch: str, limit: int
+) -> None:
+    assert arch_for(arch).shared_block_bytes == limit
+    check_fits(plan(problem(attention_graph(), head_dim, v_head_dim, storage, arch)))
+
+
+@pytest.mark.parametrize("arch", ["sm_86", "generic", "H200"])
+def test_what_can_not_fit_is_refused_with_what_would(arch: str) -> None:
+    graph = attention_graph()
+    with pytest.raises(PlanError) as error:
+        plan(problem(graph, 16_384, arch=arch))
+    text = str(error.value)
+    target, limit = arch_for(arch).target, arch_for(arch).shared_block_bytes
+    match = re.fullmatch(
+        rf"head_dim 16384 in fp32 needs at least ([\d,]+) bytes of shared memory, {target} has {limit:,}; "
+        r"up to (\d+) fits",
+        text,
+    )
+    assert match, text
+    needed, largest = int(match[1].replace(",", "")), int(match[2])
+    assert needed > limit
+    check_fits(plan(problem(graph, largest, arch=arch)))
+    for larger in (largest + 1, largest + 100):
+        with pytest.raises(PlanError, match=f"up to {largest} fits"):
+            plan(problem(graph, larger, arch=arch))
+    axis = plan(problem(graph, arch=arch)).kernels[0]
+    counts = profile(axis.stage, "forward_loop", "q", problem(graph, 16_384, arch=arch))
+    assert needed == min(shared_bytes(counts, tiles) for tiles in candidates(counts, problem(graph)))
+
+
+def test_the_larger_of_two_head_dims_is_named() -> None:
+    with pytest.raises(PlanError, match=r"^v_head_dim 9000 in bf16 needs at least .* up to \d+ fits$"):
+        plan(problem(attention_graph(), 64, 9000, "bf16", "A100"))
+
+
+def test_a_family_is_honoured_or_refused() -> None:
+    assert plan(problem(attention_graph(), family="simt")).family == "simt"
+    with pytest.raises(PlanError, match=r"family 'sm90' does not run on A100 \(sm_80\); family= takes simt"):
+        plan(problem(attention_graph(), arch="A100", family="sm90"))
+
+
+def test_lengths_needed_when_compiling_are_asked_for() -> None:
+    incomplete = problem(attention_graph())
+    with pytest.raises(PlanError, match="the length of axis 'dv' must be known"):
+        plan(type(incomplete)(attention_graph(), "A100", None, (("d", 64),), ("fp32",) * 3))
+
+
+def test_rejected_candidates_are_kept_with_numbers() -> None:
+    made = plan(problem(attention_graph(), 256, arch="generic"))
+    reasons = [rejected.reason for rejected in made.rejected]
+    assert any(re.fullmatch(r"needs [\d,]+ bytes of shared memory, sm_75 has 65,536", r) for r in reasons)
+    assert any(
+        re.fullmatch(r"needs about \d+ registers in each of \d+ threads, sm_75 has 255", r) for r in reasons
+    )
+    assert any(re.fullmatch(r"\d+ % slower, predicted \([\w ]+\)", r) for r in reasons)
+    assert len({rejected.candidate for rejected in made.rejected}) == len(made.rejected)
+
+
+def test_ranked_plans_differ_and_all_fit() -> None:
+    made = plans(problem(attention_graph(), 128, arch="A100"), most=4)
+    assert len(made) == 4
+    assert len({tiles_of(each.kernels[0]) for each in made}) == 4
+    for each in made:
+        check_fits(each)
+    assert made[0] == plan(problem(attention_graph(), 128, arch="A100"))
+
+
+def test_planning_twice_gives_equal_plans() -> None:
+    assert plan(problem(attention_graph(dropout=0.1))) == plan(problem(attention_graph(dropout=0.1)))
+
+
+# --------------------------------------------------------------------------------------- schedules and axes
+
+
+def test_ladder_rungs_use_the_schedules_of_their_work() -> None:
+    graph = attention_graph(dropout=0.1)
+    apart = plan(problem(graph, fusion="none", tiling="element"))
+    assert [k.schedule for k in apart.kernels if k.stage.walk and k.stage.walks[0].states[0].features] == [
+        "product",
+        "product",
+    ]
+    assert {k.schedule for k in apart.kernels} == {"product", "rowwise"}
+    assert {k.tiling for k in apart.kernels if k.schedule == "product"} == {"element"}
+    fused = plan(problem(graph, fusion="products"))
+    assert [k.schedule for k in fused.kernels] == ["product", "rowwise", "rowwise", "product"]
+    for each in (apart, fused):
+        check_fits(each)
+        for tiling in ("shared", "registers"):
+            check_fits(plan(problem(graph, fusion=each.problem.fusion, tiling=tiling)))
+
+
+@pytest.mark.parametrize("tiling", ["element", "shared", "registers"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_matrix_product_alone(arch: str, tiling: str) -> None:
+    made = plan(matmul_problem(arch, tiling=tiling))
+    check_fits(made)
+    (kernel,) = made.kernels
+    assert (kernel.schedule, kernel.tiling, kernel.tile_axis) == ("product", tiling, "i")
+    if tiling == "shared":
+        assert (kernel.block_own, kernel.block_feature) == (kernel.rows, kernel.columns)
+        assert {tile.name for tile in kernel.shared} == {"own", "operand"}
+    if tiling == "element":
+        assert kernel.shared == ()
+
+
+def test_products_without_anything_to_share_are_kernels_of_their_own() -> None:
+    a, b, c = (
+        Input("a", 0, ("i", "k"), "float"),
+        Input("b", 1, ("k", "j"), "float"),
+        Input("c", 2, ("k", "m"), "float"),
+    )
+    graph = Graph(
+        "two",
+        (a, b, c),
+        (
+            Output(ir.contract(a, b, "k"), "x", ("i", "j")),
+            Output(ir.contract(a, c, "k"), "y", ("i", "m")),
+        ),
+    )
+    made = plan(type(matmul_problem())(graph, "A100", None, (), ("fp32",) * 3))
+    assert [k.schedule for k in made.kernels] == ["product", "product"]
+    assert [[o.name for o in k.stage.outputs] for k in made.kernels] == [["x"], ["y"]]
+    assert [k.stage.walks[0].states[0].features for k in made.kernels] == [("j",), ("m",)]
+
+
+def test_the_group_is_a_tile_only_where_nothing_else_is() -> None:
+    made = plan(problem(attention_graph()))
+    stage = made.kernels[0].stage
+    assert tile_axis_of(stage, "forward_loop") == "q"
+    queries = Input("q", 0, ("b", "h", "d"), "float")
+    keys, values = (
+        Input("k", 1, ("b", "hk", "kv", "d"), "float"),
+        Input("v", 2, ("b", "hk", "kv", "dv"), "float"),
+    )
+    s = ir.contract(queries, keys, "d")
+    p = ir.function("exp", ir.sub(s, ir.largest(s, "kv")))
+    out = ir.contract(ir.div(p, ir.total(p, "kv")), values, "kv")
+    one = plan(problem(Graph("decode", (queries, keys, values), (Output(out, "o", ("b", "h", "dv")),))))
+    assert one.kernels[0].tile_axis == "g"
+    check_fits(one)
+
+
+def test_talking_heads_are_planned_through_memory() -> None:
+    q_, k_, v_ = attention_graph().arguments
+    mix = Input("w", 3, ("hk", "h2"), "float")
+    assert isinstance(q_, Input)
+    assert isinstance(k_, Input)
+    assert isinstance(v_, Input)
+    s = ir.contract(q_, k_, "d")
+    p = ir.function("exp", ir.sub(s, ir.largest(s, "kv")))
+    p = ir.div(p, ir.total(p, "kv"))
+    mixed = ir.contract(ir.contract(p, mix, "hk"), v_, "kv")
+    graph = Graph("talking", (q_, k_, v_, mix), (Output(mixed, "o", mixed.axes),))
+    made = plan(problem(graph))
+    check_fits(made)
+    assert [k.schedule for k in made.kernels] == ["forward_loop", "product", "product"]
+    assert made.kernels[1].tile_axis == "kv"
+    assert [buffer.name for buffer in made.buffers] == ["t0", "t1"]
+    assert buffer_lives(made) == {"t0": (0, 1), "t1": (1, 2)}
+    assert any(note.rule == "materialise" for note in made.notes)
+
+
+def test_ranges_follow_the_guard() -> None:
+    (kernel,) = plan(problem(attention_graph())).kernels
+    (bounds,) = kernel.ranges
+    assert bounds is not None
+    assert (bounds.own_axis, bounds.walk_axis) == ("q", "kv")
+    (kernel,) = plan(problem(attention_graph(causal=False))).kernels
+    assert kernel.ranges == (None,)
+
+
+# ------------------------------------------------------------------------------------------ length classes
+
+
+def test_three_length_classes() -> None:
+    graph, arch = attention(mask=kv <= q).graph, arch_for("H200")
+    sizes = (("d", 64), ("dv", 64))
+    found = {
+        length_classes(graph, sizes, lengths(n, b=b, hk=8), arch)
+        for n in (0, 1, 16, 33, 100, 1000, 5000, 70_000)
+        for b in (0, 1, 2, 50, 5000)
+    }
+    assert found == {(("q", "few"),), (("q", "some"),), ()}
+
+
+def test_a_few_rows_get_a_small_tile() -> None:
+    few = plan(problem(attention_graph(), arch="H200", lengths=(("q", "few"),))).kernels[0]
+    many = plan(problem(attention_graph(), arch="H200")).kernels[0]
+    assert few.block_own < many.block_own
+    some = plan(problem(attention_graph(), arch="H200", lengths=(("q", "some"),))).kernels[0]
+    assert some.block_own <= many.block_own
+
+
+def test_misfit_names_what_is_missing() -> None:
+    (kernel,) = plan(problem(attention_graph(), 256, arch="H200")).kernels
+    counts = profile(kernel.stage, "forward_loop", "q", problem(attention_graph(), 256))
+    small = arch_for("generic")
+    reason = misfit(counts, tiles_of(kernel), small)
+    assert reason == f"needs {kernel.shared_bytes:,} bytes of shared memory, sm_75 has 65,536"
