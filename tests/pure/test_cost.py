@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from plans import attention_graph, lengths, matmul_problem, problem
 
 from fagen.plan.arch import arch_for
 from fagen.plan.cost import (
@@ -19,6 +18,7 @@ from fagen.plan.cost import (
 )
 from fagen.plan.plan import Plan, Tiling
 from fagen.plan.planner import plan
+from plans import attention_graph, lengths, matmul_problem, problem
 
 
 def matmul_cost(n: int, tiling: Tiling, arch: str = "A100") -> Cost:

@@ -7,7 +7,6 @@ import random
 import re
 
 import pytest
-from plans import attention_graph, lengths, matmul_problem, problem
 
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
@@ -19,6 +18,7 @@ from fagen.plan.cost import buffer_lives, profile, registers, registers_limit, s
 from fagen.plan.plan import KernelPlan, Plan, Storage
 from fagen.plan.planner import plan, plans
 from fagen.plan.tiling import candidates, length_classes, misfit, tile_axis_of
+from plans import attention_graph, lengths, matmul_problem, problem
 
 ARCHS = [row.name for row in ROWS]
 
