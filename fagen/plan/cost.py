@@ -498,8 +498,6 @@ class Model:
 
     def blocks(self, tiles: Tiles) -> int:
         """Blocks of the launch."""
-        if self.profile.schedule == "rowwise":
-            return self.groups * ceil_div(self.own, tiles.rows)
         wide = ceil_div(self.features, tiles.block_feature) if self.profile.feature_axis else 1
         return self.groups * ceil_div(self.own, tiles.block_own) * wide
 

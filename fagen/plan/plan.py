@@ -115,6 +115,23 @@ class KernelPlan:
         return self.rows * self.columns
 
     @property
+    def feature_axis(self) -> Axis | None:
+        """The axis of ``block_feature``: of a product that is a stage of its own, its other result axis."""
+        if self.schedule != "product":
+            return None
+        return self.stage.walks[0].states[0].features[0]
+
+    @property
+    def grid(self) -> Mapping[Axis, int]:
+        """How many positions of each axis a block has; the launch has a block for each tile of all of them."""
+        blocks = dict.fromkeys(self.grid_axes, 1)
+        if self.tile_axis is not None:
+            blocks[self.tile_axis] = self.block_own
+        if self.feature_axis is not None:
+            blocks[self.feature_axis] = self.block_feature
+        return blocks
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         return max((tile.address + tile.bytes for tile in self.shared), default=0)

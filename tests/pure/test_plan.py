@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from math import prod
 
 import pytest
 
@@ -14,7 +15,7 @@ from fagen.ir.graph import Graph, Input, Output
 from fagen.lang.attention import attention
 from fagen.lang.expr import kv, q
 from fagen.plan.arch import ROWS, arch_for
-from fagen.plan.cost import buffer_lives, profile, registers, registers_limit, shared_bytes, tiles_of
+from fagen.plan.cost import Model, buffer_lives, profile, registers, registers_limit, shared_bytes, tiles_of
 from fagen.plan.plan import KernelPlan, Plan, Storage
 from fagen.plan.planner import plan, plans
 from fagen.plan.tiling import candidates, length_classes, misfit, tile_axis_of
@@ -34,6 +35,13 @@ def check_fits(made: Plan) -> None:
         assert shared_bytes(counts, tiles_of(kernel)) == kernel.shared_bytes
         assert len(kernel.ranges) == len(kernel.stage.walks)
         check_shared(kernel)
+        counted = prod(-(-97 // block) for block in kernel.grid.values())
+        assert counted == Model(counts, Lengths97(), arch).blocks(tiles_of(kernel))
+
+
+class Lengths97(dict[str, int]):
+    def __missing__(self, axis: str) -> int:
+        return 97
 
 
 def check_shared(kernel: KernelPlan) -> None:
