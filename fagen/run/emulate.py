@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fagen.errors import BuildError, EmulatorFinding, LaunchError
 from fagen.paths import templates_dir
-from fagen.run.cache import cache_key, cached
+from fagen.run.cache import cache_dir, cache_key, cached
 from fagen.run.debug import SOURCE, debug, dump, overridden
 from fagen.run.source import included, without_comments
 from fagen.run.toolchain import Cxx, find_cxx
@@ -376,11 +376,22 @@ class _Runtime:
     flags: tuple[str, ...]
 
 
+_runtimes: dict[tuple[Cxx, Checker, Path], _Runtime] = {}
+
+
 def _runtime(compiler: Cxx, checker: Checker) -> _Runtime:
     """Compile the scheduler, once for all kernels.
 
     It is no part of what a sanitizer instruments: it tells the sanitizer itself what the fibers do.
     """
+    known = (compiler, checker, cache_dir())
+    found = _runtimes.get(known)
+    if found is None or not found.path.is_file():  # the cache may have been cleared
+        found = _runtimes[known] = _built_runtime(compiler, checker)
+    return found
+
+
+def _built_runtime(compiler: Cxx, checker: Checker) -> _Runtime:
     sources = ["runtime.cpp"] if checker == "none" else ["runtime.cpp", "runner.cpp"]
     content = {each: (_headers() / each).read_text(encoding="utf-8") for each in sources}
     sanitizer = _SANITIZERS[checker]

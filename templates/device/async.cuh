@@ -1,10 +1,10 @@
 // async.cuh: copies from global to shared memory that run beside the thread.
 //
-//   copy_async<N>(tile, i, pointer)   elements i .. i + N - 1 of a view from N elements of global memory, 4, 8 or 16
-//                                     bytes, both sides aligned to that; neither side may be touched before the wait
+//   copy_async<N>(tile, i, pointer)   elements i .. i + N - 1 of a view from N of global memory: 4, 8 or 16
+//                                     bytes, aligned to that; neither side may be touched before the wait
 //   copy_async_commit()               closes the group of this thread's copies issued so far
-//   copy_async_wait<GROUPS>()         waits until at most so many of this thread's groups are in flight; other
-//                                     threads see the copies after a barrier that follows
+//   copy_async_wait<GROUPS>()         waits until at most so many of this thread's groups are in flight;
+//                                     other threads see the copies after a barrier that follows
 //
 // Before sm_80 the copy is done at once.
 #pragma once

@@ -2,8 +2,9 @@
 //
 //   atomic_add(pointer, x)            fp32 sum, in no fixed order
 //   fetch_next(counter)               adds 1 to an int32 counter and gives its value before
-//   wait_for_turn(counter, turn)      one thread of a block spins until the counter reaches `turn`, then sees all that
-//                                     was written before the turns passed; only blocks that are sure to run may be awaited
+//   wait_for_turn(counter, turn)      one thread of a block spins until the counter reaches `turn`, then
+//                                     sees all that was written before the turns passed; it may only wait for
+//                                     blocks that are sure to run
 //   pass_turn(counter)                adds 1 to the counter after all this thread has written or seen
 #pragma once
 

@@ -1,4 +1,4 @@
-// integers.cuh: maximum, minimum, floor division and modulo; the part of math.cuh that is the same everywhere.
+// integers.cuh: maximum, minimum, floor division and modulo; the part of math.cuh that is portable.
 #pragma once
 
 #include <types.cuh>

@@ -1,7 +1,7 @@
 // math.cuh: scalar functions of float and of integers.
 //
-//   expf exp2f logf log2f tanhf erff sqrtf rsqrtf sinf cosf fabsf floorf fminf fmaxf fmaf INFINITY   as in CUDA
-//   exp2_approx(x) tanh_approx(x)   the hardware's instructions: 2 ulp with subnormals flushed; 2^-11 relative
+//   expf exp2f logf log2f tanhf erff sqrtf rsqrtf sinf cosf fabsf floorf fminf fmaxf fmaf INFINITY as in CUDA
+//   exp2_approx(x) tanh_approx(x)   the hardware's own: to 2 ulp, subnormals as 0; to 2^-11 of the result
 //   maximum(x, y) minimum(x, y)     float (a NaN wins), int32, int64
 //   floor_div(x, y) floor_mod(x, y) Python's // and % for int32, int64 and float; integers by 0 give 0
 #pragma once

@@ -1,10 +1,10 @@
 // random.cuh: counter-based random bits (Philox4x32-10; Salmon et al., SC 2011) for dropout.
 //
-//   philox(key_low, key_high, c0, c1, c2, c3)             one call: four 32-bit words, result[0] .. result[3]
-//   dropout_words(seed, ordinal, b, h, q, kv)             the call that serves element (q, kv): also rows q, q + 8
-//                                                         and columns kv, kv + 1, kv + 8, kv + 9 of its 16 x 16 block
-//   dropout_bits(words, q, kv)                            the element's own 16 bits, 0 .. 65535
-//   dropout_bits(seed, ordinal, b, h, q, kv)              both at once
+//   philox(key_low, key_high, c0, c1, c2, c3)   one call: four 32-bit words, result[0] .. result[3]
+//   dropout_words(seed, ordinal, b, h, q, kv)   the call that serves element (q, kv), and rows q, q + 8
+//                                               and columns kv, kv + 1, kv + 8, kv + 9 of a 16 x 16 block
+//   dropout_bits(words, q, kv)                  the element's own 16 bits, 0 .. 65535
+//   dropout_bits(seed, ordinal, b, h, q, kv)    both at once
 //
 // An element is dropped if its bits are below rate * 65536. `ordinal` numbers the dropouts of one program.
 #pragma once

@@ -1,5 +1,6 @@
-// async.cuh: copies from global to shared memory that run beside the thread, on a CPU: each happens at a moment the
-// seed picks between issue and wait, and until then its destination is NaN. The names are those of device/async.cuh.
+// async.cuh: copies from global to shared memory that run beside the thread, on a CPU: each happens at a
+// moment the seed picks between issue and wait, and until then its destination is NaN.
+// The names are those of device/async.cuh.
 #pragma once
 
 #include "shared.cuh"

@@ -30,8 +30,8 @@ extern __thread FagenThread* fagen_self __attribute__((tls_model("initial-exec")
 // The whole block meets here; orders memory.
 void fagen_block_barrier(int line);
 
-// The lanes in `mask` meet here. The last to come calls resolve(arguments, mask), where arguments[lane] is what
-// each lane has brought; so whatever a warp does together (a shuffle, a matrix product) is one function.
+// The lanes in `mask` meet here. The last to come calls resolve(arguments, mask), where arguments[lane] is
+// what each lane has brought; so whatever a warp does together (a shuffle, a matrix product) is one function.
 void fagen_warp_meet(const char* what, unsigned mask, int line, void* argument,
                      void (*resolve)(void* const* arguments, unsigned mask), bool orders_memory);
 
@@ -43,7 +43,7 @@ void fagen_polled();
 // waited for.
 void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes, int line);
 
-// Closes the group of this thread's operations issued so far; waits until at most `groups` groups are in flight.
+// Closes the group of this thread's operations issued so far; waits until at most `groups` are in flight.
 void fagen_commit_group();
 void fagen_wait_groups(unsigned groups);
 

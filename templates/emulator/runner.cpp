@@ -2,9 +2,10 @@
 //
 //   runner KERNEL.so NAME REQUEST RESULT REPORT
 //
-// The request holds a Header, `memories` Memory records, the parameters, and the bytes of each memory. Each memory gets
-// an allocation of exactly its size, so that a sanitizer sees its edges, and its address goes into the parameters.
-// RESULT gets the bytes of the written ones; REPORT first the place of each memory, then what the scheduler found.
+// The request holds a Header, `memories` Memory records, the parameters, and the bytes of each memory. Each
+// memory gets an allocation of exactly its size, so that a sanitizer sees its edges, and its address goes
+// into the parameters. RESULT gets the bytes of the written ones; REPORT first the place of each memory, then
+// what the scheduler found.
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,9 +1,10 @@
 // runtime.cpp: the scheduler of the emulator, compiled once.
 //
-// Every CUDA thread is a fiber that runs until it has to wait. A few blocks are live at once, as many as a small number
-// of multiprocessors holds, and take turns. The schedule picks who goes on: the lowest warp and lane that can
-// (forward), the highest (backward), or one by the seed's dice (random). Memory is what the kernel's own loads and
-// stores make of it, so a missing barrier shows as soon as a schedule runs a reader before its writer.
+// Every CUDA thread is a fiber that runs until it has to wait. A few blocks are live at once, as many as a
+// small number of multiprocessors holds, and take turns. The schedule picks who goes on: the lowest warp and
+// lane that can (forward), the highest (backward), or one by the seed's dice (random). Memory is what the
+// kernel's own loads and stores make of it, so a missing barrier shows as soon as a schedule runs a reader
+// before its writer.
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -61,8 +62,8 @@ struct Fiber : FagenThread {
   Shadow shadow;
 };
 
-// Where threads that meet hand over what they have seen of memory. Two of them, used in turn: who is fast may be at
-// the next meeting before who is slow has left this one.
+// Where threads that meet hand over what they have seen of memory. Two of them, used in turn: who is fast may
+// be at the next meeting before who is slow has left this one.
 struct Moments {
   unsigned long long moment[2] = {};
   unsigned passed = 0;
@@ -101,10 +102,6 @@ constexpr size_t PAGE_BYTES = 4096;
 constexpr size_t STACK_BYTES = 256 * 1024;  // virtual; a fiber touches what it uses
 constexpr unsigned MULTIPROCESSOR_THREADS = 2048, MULTIPROCESSOR_SHARED_BYTES = 227 * 1024;
 constexpr unsigned RACE_THREADS = 1024;  // each costs the sanitizer milliseconds to set up
-
-}  // namespace
-
-namespace {
 
 // What the OS threads of one launch have in common.
 struct Launch {
@@ -566,7 +563,7 @@ void Scheduler::run() {
         retire(*fiber->owner);
       continue;
     }
-    // Nobody is ready. Whoever spins looks again; if that has changed nothing, the hardware has to do something.
+    // Nobody is ready. Whoever spins looks again; if that has changed nothing, an operation takes effect.
     if (!progress_) {
       if (busy_.empty()) {
         report_deadlock();

@@ -1,4 +1,4 @@
-// shared.cuh: the block's dynamic shared memory as typed views, on a CPU; every access is held against the view.
+// shared.cuh: the block's dynamic shared memory as typed views, on a CPU; each access is held to its view.
 // The names are those of device/shared.cuh.
 #pragma once
 
