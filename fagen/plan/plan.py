@@ -123,7 +123,8 @@ class KernelPlan:
 
     @property
     def grid(self) -> Mapping[Axis, int]:
-        """How many positions of each axis a block has; the launch has a block for each tile of all of them."""
+        """How many positions of each axis a block has; the launch has a block for each tile of all of
+        them."""
         blocks = dict.fromkeys(self.grid_axes, 1)
         if self.tile_axis is not None:
             blocks[self.tile_axis] = self.block_own
