@@ -1,0 +1,1 @@
+"""What is printed for people: plans explained, the ladder."""
