@@ -1,7 +1,8 @@
 """Every mask of ``data/masks.json`` in the language, and its tables redrawn for other lengths.
 
-`MASKS` maps a case's name to its `Case`; `Case.build` gives the mask for the file's lengths and tables, or, with
-other lengths and a seed, for tables drawn anew. Captured tables ride along in the expression: `tables_of`.
+`MASKS` maps a case's name to its `Case`; `Case.build` gives the mask for the file's lengths and tables, or,
+with other lengths and a seed, for tables drawn anew. Captured tables ride along in the expression:
+`tables_of`.
 """
 
 from __future__ import annotations
@@ -182,12 +183,10 @@ _WRITE: dict[str, Callable[..., Expr]] = {
     "sliding_window, bottom-right, q_len < kv_len": lambda left, right, **_: fg.sliding_window(left, right),
     "prefix_lm, q_len > kv_len": lambda prefix, **_: fg.prefix_lm(prefix),
     "chunked local attention, q_len < kv_len": lambda c, **_: fg.chunked(c) & _top_left,
-    "neighbourhood 2-D, 12 wide 20 high, window 5 wide 3 high": lambda W, H, KW, KH, **_: (
-        fg.neighbourhood_2d(W, H, KW, KH)
+    "neighbourhood 2-D, 12 wide 20 high, window 5 wide 3 high": lambda W, H, KW, KH, **_: fg.neighbourhood_2d(
+        W, H, KW, KH
     ),
-    "causal with sink tokens": lambda sink, w, **_: (
-        _top_left & ((fg.kv < sink) | (fg.q - fg.kv < w))
-    ),
+    "causal with sink tokens": lambda sink, w, **_: _top_left & ((fg.kv < sink) | (fg.q - fg.kv < w)),
 }
 _DRAW: dict[str, Draw] = {
     "global + sliding window": _draw_flags,

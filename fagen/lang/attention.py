@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from fagen.errors import DtypeError
-from fagen.ir.graph import Axis, Input
+from fagen.ir.graph import FALSE, Axis, Input
 from fagen.lang.axes import parse_layout
-from fagen.lang.expr import Expr, capture, describe, fault, inf, is_number, is_tensor, scalar, size
+from fagen.lang.expr import Expr, capture, describe, fault, inf, is_number, is_tensor, kv, scalar, size
 from fagen.lang.ops import dot, logsumexp, logsumexp_with_sink, rsqrt, softmax, where
 from fagen.lang.ops import dropout as drop
-from fagen.lang.trace import Traced, finish, tracing
+from fagen.lang.trace import Traced, Tracing, finish
 
 LAYOUTS = {"bhsd": ("b h q d", "b hk kv d", "b hk kv dv"), "bshd": ("b q h d", "b kv hk d", "b kv hk dv")}
 """The axes in memory of q, k and v for each ``layout``."""
@@ -23,12 +23,15 @@ ScoreLike = Callable[[Expr], Any]
 
 
 @lru_cache(maxsize=8)
-def _arguments(layout: str) -> tuple[Input, Input, Input]:
-    q, k, v = (
+def _start(layout: str) -> tuple[tuple[Input, ...], Expr, Expr, tuple[Axis, ...]]:
+    """What every such program has: its arguments, ``q k``, v, and the layout of its result."""
+    arguments = tuple(
         Input(name, place, parse_layout(axes), "float", False)
         for place, (name, axes) in enumerate(zip("qkv", LAYOUTS[layout], strict=True))
     )
-    return q, k, v
+    q, k, v = map(Expr, arguments)
+    result = tuple("dv" if axis == "d" else axis for axis in arguments[0].layout)
+    return arguments, dot(q, k, over="d"), v, result
 
 
 def attention(
@@ -50,10 +53,9 @@ def attention(
     """
     if layout not in LAYOUTS:
         raise fault(f"attention: layout is {layout!r}", works=f"it is {' or '.join(map(repr, LAYOUTS))}")
-    with tracing("attention"):
-        arguments = _arguments(layout)
-        q, k, v = map(Expr, arguments)
-        s = dot(q, k, over="d") * _scale(scale)
+    arguments, products, v, result = _start(layout)
+    with Tracing("attention"):
+        s = products * _scale(scale)
         for function in _scores(score):
             s = _scored(function, s)
         if bias is not None:
@@ -64,17 +66,12 @@ def attention(
         p = softmax(s, over="kv", sink=logit)
         outputs = [dot(drop(p, dropout), v, over="kv")]
         names: tuple[str, ...] = ("out",)
-        layouts: list[tuple[Axis, ...]] = [_out_layout(layout)]
+        layouts = [result]
         if return_lse:
             outputs.append(logsumexp(s) if logit is None else logsumexp_with_sink(s, logit))
             names, layouts = ("out", "lse"), [*layouts, ("b", "h", "q")]
         about = _about(mask, score, dropout)
         return finish("attention", arguments, tuple(outputs), names, tuple(layouts), about)
-
-
-@lru_cache(maxsize=8)
-def _out_layout(layout: str) -> tuple[Axis, ...]:
-    return tuple("dv" if axis == "d" else axis for axis in parse_layout(LAYOUTS[layout][0]))
 
 
 _DEFAULT_SCALE = rsqrt(size("d"))
@@ -127,6 +124,10 @@ def _score_name(function: object) -> str:
     return str(getattr(function, "label", None) or getattr(function, "__name__", "score"))
 
 
+_NEVER = kv < 0
+"""A mask that allows nothing and still depends on the key, as one folded to False does not."""
+
+
 def _mask(mask: Any) -> Expr | bool:
     if is_tensor(mask):
         raise fault(
@@ -145,6 +146,8 @@ def _mask(mask: Any) -> Expr | bool:
             works="a mask is a condition such as fg.kv <= fg.q; what is added to scores is a bias or a score",
             kind=DtypeError,
         )
+    if mask is False or (isinstance(mask, Expr) and mask.node is FALSE):
+        return _NEVER
     if not isinstance(mask, Expr | bool):
         raise fault(f"mask is {mask!r}", works="a mask is a condition such as fg.kv <= fg.q", kind=DtypeError)
     return mask

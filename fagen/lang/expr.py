@@ -80,8 +80,10 @@ def stored_kind(dtype: object) -> Kind | None:
 
 def is_number(value: Any, whole: bool = False) -> bool:
     """Whether ``value`` is a Python number (of numpy too), and no truth value."""
-    kind = numbers.Integral if whole else numbers.Real
-    return isinstance(value, kind) and not isinstance(value, bool)
+    kind = type(value)
+    if kind in (int, float):
+        return kind is int or not whole
+    return isinstance(value, numbers.Integral if whole else numbers.Real) and kind is not bool
 
 
 def is_tensor(value: object) -> bool:
@@ -294,7 +296,7 @@ class Expr:
         return _binary(_or, other, self)
 
     def __invert__(self) -> Expr:
-        label = self.label and (f"~({self.label})" if " " in self.label else f"~{self.label}")
+        label = self.label and f"~{_term(self.label, '~')}"
         return Expr(_not(self.node), self.captures, label)
 
     def __neg__(self) -> Expr:
@@ -358,16 +360,23 @@ def _index_node(table: Input, x: object) -> Node:
 
 
 def _binary(op: Callable[[Node, Node], Node], x: Value, y: Value, sign: str = "") -> Expr:
-    node = op(node_of(x), node_of(y))
+    if not isinstance(x, Expr):
+        assert isinstance(y, Expr)
+        return Expr(op(constant(x), y.node), y.captures)
+    if not isinstance(y, Expr):
+        return Expr(op(x.node, constant(y)), x.captures)
     label = None
-    if sign and isinstance(x, Expr) and isinstance(y, Expr) and x.label and y.label:
-        label = sign.join(_term(part.label or "", sign) for part in (x, y))
-    return Expr(node, captures_of(x, y), label)
+    if sign and x.label and y.label:
+        label = f"{_term(x.label, sign)}{sign}{_term(y.label, sign)}"
+    return Expr(op(x.node, y.node), _merge(x.captures, y.captures), label)
+
+
+_LOOSER = {" & ": (" | ",), " | ": (" & ",), "~": (" & ", " | ")}
 
 
 def _term(label: str, sign: str) -> str:
-    other = {" & ": " | ", " | ": " & "}[sign]
-    return f"({label})" if other in label else label
+    """A label as an operand of ``sign``, in parentheses where another connective stands in it."""
+    return f"({label})" if any(other in label for other in _LOOSER[sign]) else label
 
 
 # -------------------------------------------------------------------------------------------- constructors

@@ -23,9 +23,8 @@ def _whole(call: str, name: str, value: Any, least: int) -> Value:
     return int(value)
 
 
-def _aligned() -> Expr:
-    """The query's position counted so that the last query stands at the last key."""
-    return q + (size("kv") - size("q"))
+ALIGNED = q + (size("kv") - size("q"))
+"""The query's position counted so that the last query stands at the last key."""
 
 
 @labelled
@@ -33,7 +32,7 @@ def causal(align: Literal["bottom_right", "top_left"] = "bottom_right") -> Expr:
     """Keys up to the query; the last of them stand at one place, or with ``top_left`` the first of them."""
     if align not in ("bottom_right", "top_left"):
         raise fault(f"causal: align is {align!r}", works="it is 'bottom_right' or 'top_left'")
-    return kv <= (_aligned() if align == "bottom_right" else q)
+    return kv <= (ALIGNED if align == "bottom_right" else q)
 
 
 @labelled
@@ -41,9 +40,9 @@ def sliding_window(left: Value | None, right: Value | None = None) -> Expr:
     """Keys at most ``left`` before and ``right`` after the query, aligned as in `causal`; None: any."""
     mask = Expr(TRUE)
     if left is not None:
-        mask &= _aligned() - kv <= _whole("sliding_window", "left", left, 0)
+        mask &= ALIGNED - kv <= _whole("sliding_window", "left", left, 0)
     if right is not None:
-        mask &= kv - _aligned() <= _whole("sliding_window", "right", right, 0)
+        mask &= kv - ALIGNED <= _whole("sliding_window", "right", right, 0)
     return mask
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fagen.errors import DtypeError, UsageError
 from fagen.ir.graph import Graph, Input, Scalar
 from fagen.lang.expr import Expr
-from fagen.lang.trace import Arguments, Traced, finish, results_of, tracing
+from fagen.lang.trace import Arguments, Traced, Tracing, finish, results_of
 from fagen.lang.types import ScalarType, TensorType, declared
 from fagen.lang.watch import Watch
 
@@ -103,13 +103,9 @@ class Program:
         traced = self.trace(**constants)
         return traced.graph, given + traced.captured
 
-    def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """The function itself, called on expressions of another program."""
-        return self.function(*args, **kwargs)
-
     def _trace(self, constants: Mapping[str, Any]) -> Traced:
         signature = self._signature = _read_signature(self.name, self.function)
-        with tracing(self.name):
+        with Tracing(self.name):
             parameters: dict[str, Any] = {**signature.constants, **constants}
             parameters.update((argument.name, Expr(argument)) for argument in signature.arguments)
             outputs = results_of(_call(self.function, signature, parameters))
@@ -157,7 +153,7 @@ def _call(function: Callable[..., Any], signature: Signature, parameters: Mappin
 def _read_signature(name: str, function: Callable[..., Any]) -> Signature:
     try:
         shape = inspect.signature(function, eval_str=True)
-    except NameError as error:
+    except (NameError, AttributeError) as error:
         raise UsageError(
             f"an annotation names something unknown ({error})",
             call=name,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -25,15 +23,19 @@ class Traced:
     captured: tuple[Any, ...]
 
 
-@contextmanager
-def tracing(name: str) -> Iterator[None]:
+class Tracing:
     """Within it, dropouts are counted and errors name the program."""
-    outer_name, outer_count = program_name.set(name), ordinals.set(Ordinals())
-    try:
-        yield
-    finally:
-        program_name.reset(outer_name)
-        ordinals.reset(outer_count)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._outer = program_name.set(self._name), ordinals.set(Ordinals())
+
+    def __exit__(self, *_: object) -> None:
+        name, count = self._outer
+        program_name.reset(name)
+        ordinals.reset(count)
 
 
 def output_layout(axes: tuple[Axis, ...], first: tuple[Axis, ...]) -> tuple[Axis, ...]:

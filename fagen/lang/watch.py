@@ -7,6 +7,7 @@ changed.
 
 from __future__ import annotations
 
+import dis
 import sys
 import types
 from collections.abc import Mapping
@@ -86,7 +87,7 @@ class Watch:
         return [pair for pair in pairs if (id(pair[0]), pair[1]) not in self._read]
 
     def _visit(self, value: object) -> None:
-        if isinstance(value, _ATOMS) and type(value) in _ATOMS:
+        if value is _MISSING or type(value) in _ATOMS:
             return
         if isinstance(value, _OURS) or id(value) in self._seen or not self.stable:
             return
@@ -148,42 +149,50 @@ class Watch:
         while codes:
             code = codes.pop()
             codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-            for name in code.co_names:
-                if name in _BY_STRING:
-                    self.stable = False
-                self._names[name] = None
-                value = function.__globals__.get(name, _MISSING)
-                self._entries.append((function.__globals__, name, value))
-                if value is not _MISSING:
-                    self._visit(value)
+            for instruction in dis.get_instructions(code):
+                self._instruction(instruction.opname, instruction.argval, function.__globals__)
+
+    def _instruction(self, name: str, value: object, module: dict[str, Any]) -> None:
+        """Note what one instruction reads by name: a global, an attribute of something, a module."""
+        if name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            if value in _BY_STRING:
+                self.stable = False
+            self._entry(module, str(value))
+        elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
+            if value in _BY_STRING:
+                self.stable = False
+            self._names[str(value)] = None
+        elif name == "IMPORT_NAME" and not _trusted(value):
+            self._entry(sys.modules, str(value))
+            self.stable &= value in sys.modules
 
     def _attribute(self, owner: object, name: str) -> None:
+        """Watch an attribute wherever it is looked up: in the object, and in the classes above it."""
         self._read.add((id(owner), name))
-        if isinstance(owner, types.ModuleType):
-            self._entry(vars(owner), name)
-            return
+        classes = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
         if not isinstance(owner, type):
-            instance = getattr(owner, "__dict__", None)
-            if instance is not None:
-                self._entry(instance, name)
-        for cls in owner.__mro__ if isinstance(owner, type) else type(owner).__mro__:
-            if "__getattr__" in vars(cls) or ("__getattribute__" in vars(cls) and cls is not object):
-                self.stable = False
-            if _trusted(cls.__module__):
-                continue
-            value = vars(cls).get(name, _MISSING)
-            if isinstance(value, types.MemberDescriptorType):
-                if not isinstance(owner, type):
-                    held = getattr(owner, name, _MISSING)
-                    self._attributes.append((owner, name, held))
-                    self._visit(held) if held is not _MISSING else None
-            else:
-                self._entry(vars(cls), name)
+            self._entry(getattr(owner, "__dict__", {}), name)
+        for cls in classes:
+            for hook in ("__getattr__", "__getattribute__"):
+                self.stable &= not isinstance(vars(cls).get(hook), types.FunctionType)
+            if not _trusted(cls.__module__):
+                self._class_attribute(owner, cls, name)
+
+    def _class_attribute(self, owner: object, cls: type, name: str) -> None:
+        value = vars(cls).get(name, _MISSING)
+        if not isinstance(value, types.MemberDescriptorType):
+            self._entry(vars(cls), name)
+        elif not isinstance(owner, type):
+            held = getattr(owner, name, _MISSING)
+            self._attributes.append((owner, name, held))
+            self._visit(held)
 
     def _entry(self, entries: Mapping[str, Any], name: str) -> None:
-        value = entries.get(name, _MISSING)
-        self._entries.append((entries, name, value))
-        if value is not _MISSING:
+        """Watch one name of a namespace, present or not."""
+        if (id(entries), name) not in self._read:
+            value = entries.get(name, _MISSING)
+            self._read.add((id(entries), name))
+            self._entries.append((entries, name, value))
             self._visit(value)
 
 
