@@ -11,7 +11,7 @@ sizes in. Ranking hundreds of candidates so takes milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -746,34 +746,28 @@ def cost_of(
     return Model(counts, lengths, arch, live).cost(tiles_of(kernel))
 
 
-def buffer_lives(plan: Plan) -> dict[str, tuple[int, int]]:
-    """For each buffer the numbers of the kernel that writes it and of the last one that reads it."""
-    written = {kernel.stage.name: number for number, kernel in enumerate(plan.kernels)}
-    lives = {buffer.name: (written[buffer.name], written[buffer.name]) for buffer in plan.buffers}
-    for number, kernel in enumerate(plan.kernels):
-        for node in ir.walk(stage_roots(kernel.stage)):
-            if (
-                isinstance(node, Input)
-                and node.name in lives
-                and node.position >= len(plan.problem.graph.arguments)
-            ):
-                lives[node.name] = lives[node.name][0], number
-    return lives
+def buffer_lives(stages: Sequence[Stage], graph: Graph) -> dict[Input, tuple[int, int]]:
+    """What stages of ``graph`` leave to later ones, in the order it is written.
+
+    For each the number of the stage that writes it and of the last one that reads it.
+    """
+    lives: dict[Input, tuple[int, int]] = {}
+    written: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        written.setdefault(stage.name, number)
+    for number, stage in enumerate(stages):
+        for node in ir.walk(stage_roots(stage)):
+            if isinstance(node, Input) and node.position >= len(graph.arguments):
+                lives[node] = written[node.name], number
+    return dict(sorted(lives.items(), key=lambda item: item[0].position))
 
 
 def peak_buffer_bytes(plan: Plan, lengths: Lengths) -> int:
-    """The most memory that buffers take at one time, each freed after the last kernel that reads it."""
-    lives = buffer_lives(plan)
-    sizes = {
-        buffer.name: prod(lengths[axis] for axis in buffer.axes) * STORAGE_BYTES[buffer.storage]
+    """The memory that buffers take, those that reuse another's counted once."""
+    return sum(
+        prod(lengths[axis] for axis in buffer.axes) * STORAGE_BYTES[buffer.storage]
         for buffer in plan.buffers
-    }
-    return max(
-        (
-            sum(sizes[name] for name, (first, last) in lives.items() if first <= number <= last)
-            for number in range(len(plan.kernels))
-        ),
-        default=0,
+        if buffer.reuses is None
     )
 
 

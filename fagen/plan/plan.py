@@ -140,11 +140,16 @@ class KernelPlan:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory between two kernels: ``t0``, of ``axes`` in canonical order, contiguous."""
+    """Memory between two kernels: ``t0``, of ``axes`` in canonical order, contiguous.
+
+    ``reuses`` is the place of an earlier buffer of the same size that no kernel reads any more when this one
+    is written: both may be the same memory.
+    """
 
     name: str
     axes: tuple[Axis, ...]
     storage: Storage
+    reuses: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fagen.derive.intervals import RangePlan, ranges
@@ -10,9 +10,9 @@ from fagen.derive.streaming import derive
 from fagen.derive.walk import Stage, Walk
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Input, Node, Symbol
+from fagen.ir.graph import Axis, Node, Symbol
 from fagen.plan.arch import Arch, arch_for
-from fagen.plan.cost import output_storages, profile, shared_tiles, stage_roots
+from fagen.plan.cost import buffer_lives, output_storages, profile, shared_tiles, stage_roots
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.tiling import (
     Ranked,
@@ -140,14 +140,16 @@ def _axes(stages: Iterable[Stage]) -> list[Axis]:
     return list(dict.fromkeys(axis for node in nodes for axis in node.axes))
 
 
-def _buffers(stages: Iterable[Stage], problem: Problem) -> tuple[Buffer, ...]:
-    """Memory between kernels: what one stage stores and a later one reads."""
-    arguments = len(problem.graph.arguments)
-    found: dict[str, Buffer] = {}
-    for node in ir.walk(root for stage in stages for root in stage_roots(stage)):
-        if isinstance(node, Input) and node.position >= arguments:
-            found[node.name] = Buffer(node.name, node.axes, "fp32")
-    return tuple(found[name] for name in sorted(found, key=lambda name: (len(name), name)))
+def _buffers(stages: Sequence[Stage], problem: Problem) -> tuple[Buffer, ...]:
+    """Memory between kernels: what one stage stores and later ones read, in the order it is written."""
+    found: list[Buffer] = []
+    read_until: dict[int, int] = {}
+    for node, (written, last) in buffer_lives(stages, problem.graph).items():
+        free = (i for i, until in read_until.items() if until < written and found[i].axes == node.axes)
+        reuses = next(free, None)
+        read_until[len(found) if reuses is None else reuses] = last
+        found.append(Buffer(node.name, node.axes, "fp32", reuses))
+    return tuple(found)
 
 
 def _independent(stage: Stage) -> list[Stage]:

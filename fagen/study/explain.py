@@ -103,8 +103,8 @@ def _kernel(kernel: KernelPlan, cost: Cost, sizes: Mapping[Axis, int], arch: Arc
     lines += ["", *_tile_table(cost), "", *_traffic_table(cost, arch)]
     rate = ""
     if cost.flops:
-        intensity = cost.flops / max(cost.memory_bytes, 1)
-        rate = f" ({quantity(cost.flops / cost.seconds, 'flop/s')}, {intensity:,.1f} flops a byte of device memory)"
+        intensity = f"{cost.flops / max(cost.memory_bytes, 1):,.1f} flops a byte of device memory"
+        rate = f" ({quantity(cost.flops / cost.seconds, 'flop/s')}, {intensity})"
     lines.append(f"  predicted {seconds(cost.seconds)}{rate}, bound by {cost.bound}")
     return lines
 

@@ -239,8 +239,25 @@ def test_talking_heads_are_planned_through_memory() -> None:
     assert [k.schedule for k in made.kernels] == ["forward_loop", "product", "product"]
     assert made.kernels[1].tile_axis == "kv"
     assert [buffer.name for buffer in made.buffers] == ["t0", "t1"]
-    assert buffer_lives(made) == {"t0": (0, 1), "t1": (1, 2)}
+    lives = buffer_lives([kernel.stage for kernel in made.kernels], graph)
+    assert {node.name: life for node, life in lives.items()} == {"t0": (0, 1), "t1": (1, 2)}
     assert any(note.rule == "materialise" for note in made.notes)
+
+
+def test_buffers_share_memory_when_none_reads_the_first_any_more() -> None:
+    made = plan(problem(attention_graph(dropout=0.1), fusion="none"))
+    lives = list(buffer_lives([kernel.stage for kernel in made.kernels], made.problem.graph).items())
+    assert [buffer.name for buffer in made.buffers] == [node.name for node, _ in lives]
+    assert sum(buffer.reuses is not None for buffer in made.buffers) >= 4
+    for i, (node, (written, last)) in enumerate(lives):
+        assert written < last
+        for j, (other, (earlier, until)) in enumerate(lives[:i]):
+            roots = [made.buffers[k].reuses if made.buffers[k].reuses is not None else k for k in (i, j)]
+            if roots[0] == roots[1]:
+                assert until < written or earlier > last
+                assert node.axes == other.axes
+    square = [buffer for buffer in made.buffers if {"q", "kv"} <= set(buffer.axes) and buffer.reuses is None]
+    assert len(square) <= 3
 
 
 def test_ranges_follow_the_guard() -> None:
