@@ -156,7 +156,7 @@ def live_tiles(
     axes. A ``full`` tile needs no test of its elements.
     """
     plan = ranges(guard, own_axis, walk_axis)
-    own, walked = sizes[own_axis], sizes[walk_axis]
+    own, walked = sizes.get(own_axis, 1), sizes[walk_axis]
     own_tiles, walk_tiles = -(-own // block_own), -(-walked // block_walk)
     if own_tiles == 0 or walk_tiles == 0:
         return [[] for _ in range(own_tiles)]

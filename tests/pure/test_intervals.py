@@ -14,6 +14,7 @@ from fagen.ir.graph import (
     Const,
     Index,
     Input,
+    Map,
     Node,
     Scalar,
     Size,
@@ -21,6 +22,7 @@ from fagen.ir.graph import (
     add,
     conjunction,
     disjunction,
+    eq,
     floordiv,
     le,
     load,
@@ -141,6 +143,7 @@ def test_full_tiles_are_found():
         assert full(fg.causal(), own, walked) == 16 * 15 // 2
         assert full(fg.causal() & fg.sliding_window(255), own, walked) == 15 + 14 + 13
         assert full(fg.chunked(256), own, walked) == 4 * 16
+        assert full(abs(fg.q - fg.kv) // 64 >= 3, own, walked) == 12 * 13
 
 
 # ------------------------------------------------------------------------------------------- the formulas
@@ -270,6 +273,16 @@ def test_lets_stand_after_what_they_use():
             assert {node for node in walk(bounds) if isinstance(node, Symbol)} <= own_alone, name
 
 
+def test_formulas_stay_short():
+    for name, case in MASKS.items():
+        for own, walked in DIRECTIONS:
+            plan = ranges(case.build().node, own, walked)
+            bounds = [node for r in plan.ranges for node in (r.begin, r.end, r.when)]
+            nodes = walk([*bounds, plan.may, plan.must, *(let.value for let in plan.lets)])
+            operations = sum(isinstance(node, Map) for node in nodes)
+            assert operations <= (80 if name in OTHERS else 25), f"{name}: {operations}"
+
+
 # ---------------------------------------------------------------------------------- what is easily missed
 
 
@@ -303,7 +316,7 @@ def test_a_scalar_divisor_of_any_sign(divisor):
 
 def test_reads_past_a_table_are_clamped():
     table = Input("edges", 0, ("edge",), "int", True)
-    values = np.array([0, 10, 10, 40])
+    values = np.array([5, 10, 10, 40])
     rows, columns = np.arange(100)[:, None], np.arange(90)[None, :]
     for shift in (-30, 0, 30):
         for c in (1, 7):
@@ -314,6 +327,24 @@ def test_reads_past_a_table_are_clamped():
                 (lt(q, load(table, (inner,))), rows < read),
             ):
                 compare(guard, allowed, {"q": 100, "kv": 90}, {table: values}, ((16, 16), (64, 16)))
+
+
+@pytest.mark.parametrize("limit", [10, 100])
+def test_a_way_out_of_an_impossible_condition(limit):
+    s = Scalar("s", 0, "int")
+    rows, columns = np.arange(90)[:, None], np.arange(90)[None, :]
+    guard = le(minimum(maximum(kv, Const(60)), s), q)
+    allowed = np.minimum(np.maximum(columns, 60), limit) <= rows
+    compare(guard, allowed, {"q": 90, "kv": 90}, {s: limit}, ((16, 16), (64, 16)))
+
+
+@pytest.mark.parametrize("apart", [-6, 6, 7])
+def test_one_diagonal(apart):
+    rows, columns = np.arange(90)[:, None], np.arange(90)[None, :]
+    guard = conjunction(eq(sub(q, kv), Const(apart)), eq(mod(sub(q, kv), Const(3)), Const(0)))
+    allowed = (rows - columns == apart) & (apart % 3 == 0)
+    _, extra = compare(guard, allowed, {"q": 90, "kv": 90}, {}, ((16, 16), (64, 16)))
+    assert extra == 0
 
 
 def test_a_broadcast_table():
