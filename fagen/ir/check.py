@@ -150,8 +150,12 @@ def dropouts_are_numbered(graph: Graph) -> None:
     """Random bits are drawn for pairs of a query and a key, and the program has both."""
     known = declared_axes(graph)
     for node in _nodes(graph):
-        if isinstance(node, Random) and not {"q", "kv"} <= known:
-            raise UsageError("dropout needs the axes q and kv", call=graph.name)
+        if isinstance(node, Random) and not set(node.axes) <= known:
+            raise UsageError(
+                "dropout needs the axes b, h, q and kv",
+                call=graph.name,
+                works=f"the axes are {_list(sorted(known))}",
+            )
 
 
 CHECKS: tuple[Callable[[Graph], None], ...] = (

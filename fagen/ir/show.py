@@ -358,16 +358,21 @@ def _show_linear(node: Node, names: _Names) -> _Text:
         return (_product(single.args, names), _MUL) if single is node else _text(single, names)
     text = ""
     for k, part in parts:
-        sign = ("-" if k < 0 else "") if not text else (" - " if k < 0 else " + ")
-        text += f"{sign}{_show_term(abs(k), part, names)}"
+        if text:
+            text += f" {'-' if k < 0 else '+'} {_show_term(abs(k), part, names, _MUL)}"
+        elif k < 0:
+            text = f"-{_show_term(-k, part, names, _UNARY)}"
+        else:
+            text = _show_term(k, part, names, _MUL)
     if constant:
         text += f" {'+' if constant > 0 else '-'} {abs(constant)}" if text else str(constant)
     if len(parts) > 1 or constant:
         return text, _ADD
-    return text, _UNARY if parts[0][0] < 0 else _MUL
+    return text, _UNARY if parts[0][0] == -1 else _MUL
 
 
-def _show_term(k: int, term: Node | str, names: _Names) -> str:
+def _show_term(k: int, term: Node | str, names: _Names, level: int) -> str:
+    """``k * term``, or where k is 1 the term, binding as strongly as ``level``."""
     if isinstance(term, str):
         return term if k == 1 else f"{k} * {term}"
-    return _at(term, names, _MUL) if k == 1 else f"{k} * {_at(term, names, _UNARY)}"
+    return _at(term, names, level) if k == 1 else f"{k} * {_at(term, names, _UNARY)}"
