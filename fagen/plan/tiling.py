@@ -35,9 +35,11 @@ LARGEST_HEAD_DIM = 1 << 16
 _NAMES = {"d": "head_dim", "dv": "v_head_dim"}
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
-_REPRESENTATIVE: dict[str, tuple[int, int]] = {"few": (8, 8), "some": (512, 2), "many": (4096, 8)}
-"""For each class: the length of its axis, and of any other axis of which nothing is known."""
+_REPRESENTATIVE = {"few": (8, 8), "some": (512, 2), "many": (4096, 8)}
+"""For each class: the length of its axis, and of batch and heads."""
+_BATCH = ("b", "hk")
 _WALKED = 4096
+"""Of any other axis of which nothing is known."""
 
 
 # ------------------------------------------------------------------------------------------- lengths
@@ -65,11 +67,9 @@ def length_classes(
 def representative_lengths(problem: Problem, axes: Iterable[Axis]) -> dict[Axis, int]:
     """Lengths that stand for all of the problem's class when candidates are compared."""
     classes = dict(problem.lengths)
-    name = next(iter(classes.values()), "many")
-    positions = {"q", "kv"}
-    known = {axis: _WALKED if axis in positions else _REPRESENTATIVE[name][1] for axis in axes}
-    known |= {axis: 1 for axis in axes if axis == GROUP_AXIS}
-    known |= {axis: _REPRESENTATIVE[which][0] for axis, which in classes.items()}
+    batch = _REPRESENTATIVE[next(iter(classes.values()), "many")][1]
+    known = {axis: batch if axis in _BATCH else 1 if axis == GROUP_AXIS else _WALKED for axis in axes}
+    known |= {axis: _REPRESENTATIVE[name][0] for axis, name in classes.items()}
     return known | dict(problem.sizes)
 
 
