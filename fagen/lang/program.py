@@ -55,6 +55,9 @@ class Program:
     def __repr__(self) -> str:
         return f"<program {self.name}>"
 
+    def __deepcopy__(self: P, memo: object) -> P:
+        return self  # it holds nothing of the module it is copied with
+
     def options(self: P, *, deterministic: bool | None = None, family: str | None = None) -> P:
         """The same program, run otherwise; what is not given stays as it is."""
         new = self.__class__.__new__(self.__class__)
@@ -88,7 +91,7 @@ class Program:
         if found is not None and not found[0].changed():
             return found[1]
         with self._lock:
-            watch = Watch(self.function)
+            watch = found[0] if found is not None and not found[0].stable else Watch(self.function)
             traced = self._trace(constants)
             self._traced[key] = (watch, traced)
         return traced

@@ -24,11 +24,18 @@ _OURS = (Expr, Node, Capture, TensorType, ScalarType)
 _BY_STRING = frozenset(
     ("globals", "locals", "vars", "eval", "exec", "getattr", "__import__", "import_module")
 )
+_HOOKS = ("__getattr__", "__getattribute__")
 _MOST = 2000
 
 
 def _same(now: object, then: object) -> bool:
-    return now is then or (type(now) is type(then) and isinstance(now, _ATOMS) and now == then)
+    if now is then:
+        return True
+    if type(now) is not type(then):
+        return False
+    if isinstance(now, tuple) and isinstance(then, tuple):  # the shape of a tensor is a new one each time
+        return len(now) == len(then) and all(map(_same, now, then))
+    return isinstance(now, _ATOMS) and now == then
 
 
 def _trusted(module: object) -> bool:
@@ -76,9 +83,7 @@ class Watch:
             if now is not then and not _same(now, then):
                 return True
         for container, items in self._contents:
-            if len(container) != len(items) or any(
-                now is not then and not _same(now, then) for now, then in zip(container, items, strict=True)
-            ):
+            if len(container) != len(items) or not all(map(_same, container, items)):
                 return True
         return False
 
@@ -173,19 +178,23 @@ class Watch:
         if not isinstance(owner, type):
             self._entry(getattr(owner, "__dict__", {}), name)
         for cls in classes:
-            for hook in ("__getattr__", "__getattribute__"):
-                self.stable &= not isinstance(vars(cls).get(hook), types.FunctionType)
+            hooked = any(isinstance(vars(cls).get(hook), types.FunctionType) for hook in _HOOKS)
             if not _trusted(cls.__module__):
+                self.stable &= not hooked
                 self._class_attribute(owner, cls, name)
+            elif hooked:  # as in a module of torch, whose parameters are no entries of its __dict__
+                self._value(owner, name)
 
     def _class_attribute(self, owner: object, cls: type, name: str) -> None:
-        value = vars(cls).get(name, _MISSING)
-        if not isinstance(value, types.MemberDescriptorType):
+        if not isinstance(vars(cls).get(name), types.MemberDescriptorType):
             self._entry(vars(cls), name)
         elif not isinstance(owner, type):
-            held = getattr(owner, name, _MISSING)
-            self._attributes.append((owner, name, held))
-            self._visit(held)
+            self._value(owner, name)
+
+    def _value(self, owner: object, name: str) -> None:
+        value = getattr(owner, name, _MISSING)
+        self._attributes.append((owner, name, value))
+        self._visit(value)
 
     def _entry(self, entries: Mapping[str, Any], name: str) -> None:
         """Watch one name of a namespace, present or not."""

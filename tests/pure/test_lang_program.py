@@ -1,5 +1,6 @@
 """Programs: what is traced, what a graph is equal to, and when tracing is done again."""
 
+import copy
 import dataclasses
 import functools
 import subprocess
@@ -263,6 +264,35 @@ def test_a_bound_method_as_a_program():
     assert uses(program, 256)
 
 
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slopes = torch.nn.Parameter(torch.zeros(4))
+        self.window = 128
+        self.inner = torch.nn.Linear(3, 3)
+        self.program = fg.program(self.attend)
+
+    def attend(self, q: Q, k: K):
+        s = fg.dot(q, k, over="d") + fg.capture(self.slopes, "h") * self.inner.in_features
+        return fg.logsumexp(fg.where(fg.q - fg.kv < self.window, s, -fg.inf))
+
+
+def test_a_method_of_a_torch_module(monkeypatch):
+    layer = Layer()
+    first = layer.program.trace()
+    assert first.captured[0] is layer.slopes
+    layer.slopes = torch.nn.Parameter(torch.ones(4))
+    second = layer.program.trace()
+    assert second.captured[0] is layer.slopes
+    assert second.graph is first.graph
+    layer.inner.in_features = 5
+    assert 5.0 in constants_of(layer.program.trace())
+    layer.window = 256
+    assert 256 in constants_of(layer.program.trace()) or 255 in constants_of(layer.program.trace())
+    monkeypatch.setattr(Program, "_trace", lambda *_: pytest.fail("traced again"))
+    layer.program.trace()
+
+
 def test_a_default_is_a_constant_of_the_program():
     def function(q: Q, k: K, v: V, window=128):
         s = fg.where(fg.q - fg.kv < window, fg.dot(q, k, over="d"), -fg.inf)
@@ -426,6 +456,11 @@ def test_threads_trace_at_once():
         thread.join()
     assert not errors
     assert len({id(graph) for graph in graphs}) == 1
+
+
+def test_a_copied_model_keeps_its_program():
+    model = {"program": plain, "size": [1]}
+    assert copy.deepcopy(model)["program"] is plain
 
 
 # -------------------------------------------------------------------------------------------------- options
