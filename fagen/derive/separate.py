@@ -1,57 +1,113 @@
-"""How an expression depends on row statistics, and where it vanishes.
+"""How an expression depends on row statistics: what does not change along a walk is taken out.
 
-`Separator` takes from an expression what is constant along the walk; `live` finds the conditions under which it is not
-the identity of its sum or maximum. Both are structural and exact.
+Each step is an identity of real numbers that holds where a factor is 0 and where a row is empty, too.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+from fagen.derive.signs import nonnegative, positive
 from fagen.ir import graph as ir
-from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Const, Map, Node
+from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Const, Contract, Map, Node, Reduce
+
+Reduction: TypeAlias = Reduce | Contract
+
+_EXPONENTIALS = ("exp", "exp2")
+_LOGARITHMS = {"log": "exp", "log2": "exp2"}
+_INVERSES = {"exp": "log", "exp2": "log2"}
+
+
+def nearest(roots: Iterable[Node], through: Axis | None = None) -> list[Reduction]:
+    """Reductions below ``roots`` with no other on the way, unless that is over the axis ``through``."""
+    found: dict[Reduction, None] = {}
+    seen: set[Node] = set()
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, Reduction) and node.over != through:
+            found[node] = None
+            continue
+        stack.extend(node.args[::-1])
+    return list(found)
+
+
+def reductions(x: Node) -> list[Reduction]:
+    """Every reduction in ``x``, operands first."""
+    return [node for node in ir.walk([x]) if isinstance(node, Reduction)]
+
 
 # --------------------------------------------------------------------------------------- factors (rules 1, 2)
+
+Linear: TypeAlias = dict[Node, float]
+"""A sum: the coefficient of each term."""
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """The factor ``base(sum of coefficient * term)``, where ``base`` is ``exp`` or ``exp2``."""
+
+    base: str
+    terms: tuple[tuple[Node, float], ...]
 
 
 @dataclass(frozen=True)
 class Separated:
-    """``expression = deferred * kept``; ``kept`` holds the factors ``exp(exponent)``, each constant along the walk.
+    """``expression = deferred * kept``; ``kept`` holds the factors of ``exponents``, constant along the
+    walk.
 
-    ``exponents`` pairs the name of the exponential (``exp`` or ``exp2``) with an exponent. They stay in ``kept``, where
-    they keep its values in range, and say by what it is multiplied when the statistics in them change.
+    Those stay where they are because they keep its values in range; they say by what it is multiplied when
+    the maxima in them change.
     """
 
     deferred: Node
     kept: Node
-    exponents: tuple[tuple[str, Node], ...] = ()
+    exponents: tuple[Exponent, ...] = ()
     complete: bool = True
     """Whether nothing but those exponents still depends on the statistics."""
 
 
 class Separator:
-    """Separates expressions along ``walk`` by their dependence on the row values ``statistics``."""
+    """Separates expressions along ``walk`` by their dependence on the row values ``statistics``.
 
-    def __init__(self, walk: Axis, statistics: frozenset[Node]) -> None:
+    ``computed`` are the nodes of the program: an exponential among them has the range that its user chose,
+    any other would be a risk.
+    """
+
+    def __init__(self, walk: Axis, statistics: Iterable[Node], computed: frozenset[Node]) -> None:
         self._walk = walk
-        self._statistics = statistics
+        self._statistics = frozenset(statistics)
+        self._computed = computed
+        self._free: dict[Node, bool] = {}
+        self._factors: dict[Node, Separated] = {}
+        self._summands: dict[Node, tuple[Node, Node]] = {}
 
     def free(self, x: Node) -> bool:
         """Whether ``x`` depends on none of the statistics."""
-        return not ir.depends(x, self._statistics)
+        known = self._free.get(x)
+        if known is None:
+            known = self._free[x] = x not in self._statistics and all(self.free(arg) for arg in x.args)
+        return known
 
     def factors(self, x: Node) -> Separated:
         """``x`` as a product; what does not separate is kept."""
+        known = self._factors.get(x)
+        if known is None:
+            known = self._factors[x] = self._separate(x)
+        return known
+
+    def _separate(self, x: Node) -> Separated:
         if self.free(x):
             return Separated(ONE, x)
         if self._walk not in x.axes:
             return Separated(x, ONE)
-        found: Separated | None = None
-        if isinstance(x, Map):
-            rule = getattr(self, f"_{x.op}", None)
-            found = rule(x, *x.args) if rule is not None else None
+        rule = getattr(self, f"_{x.op}", None) if isinstance(x, Map) else None
+        found: Separated | None = rule(x, *x.args) if rule is not None else None
         return found or Separated(ONE, x, complete=False)
 
     def _mul(self, x: Map, a: Node, b: Node) -> Separated:
@@ -59,28 +115,45 @@ class Separator:
         return Separated(
             ir.mul(fa.deferred, fb.deferred),
             ir.mul(fa.kept, fb.kept),
-            fa.exponents + fb.exponents,
+            _joined(fa.exponents, fb.exponents),
             fa.complete and fb.complete,
         )
 
     def _quotient(self, x: Map, a: Node, b: Node) -> Separated:
+        # Where x is 0 for a divisor of 0, so are its two parts: a product is 0 where one of them is.
         fa, fb = self.factors(a), self.factors(b)
         return Separated(
-            ir.div(fa.deferred, fb.deferred),
+            fa.deferred if fb.deferred is ONE else ir.rebuild(x, (fa.deferred, fb.deferred)),
             fa.kept if fb.kept is ONE else ir.rebuild(x, (fa.kept, fb.kept)),
-            fa.exponents + tuple((base, ir.neg(u)) for base, u in fb.exponents),
+            _joined(fa.exponents, _scaled(fb.exponents, -1.0)),
             fa.complete and fb.complete,
         )
 
     _div = _quotient
 
     def _neg(self, x: Map, a: Node) -> Separated:
-        return self._through(self.factors(a), ir.neg)
+        f = self.factors(a)
+        return replace(f, kept=ir.neg(f.kept))
+
+    def _abs(self, x: Map, a: Node) -> Separated:
+        f = self.factors(a)
+        return replace(f, deferred=ir.function("abs", f.deferred), kept=ir.function("abs", f.kept))
 
     def _where(self, x: Map, condition: Node, a: Node, b: Node) -> Separated | None:
-        if not self.free(condition):
+        if self.free(condition):
+            return self._shared(a, b, lambda p, q: ir.where(condition, p, q))
+        if self._walk in condition.axes:
             return None
-        return self._shared(a, b, lambda p, q: ir.where(condition, p, q))
+        fa, fb = self.factors(a), self.factors(b)
+        if b is ZERO:
+            fb = replace(fa, deferred=ZERO)
+        if a is ZERO:
+            fa = replace(fb, deferred=ZERO)
+        if fa.kept is not fb.kept or fa.exponents != fb.exponents:
+            return None
+        return replace(
+            fa, deferred=ir.where(condition, fa.deferred, fb.deferred), complete=fa.complete and fb.complete
+        )
 
     def _add(self, x: Map, a: Node, b: Node) -> Separated | None:
         return self._shared(a, b, ir.add)
@@ -97,189 +170,228 @@ class Separator:
         """``op`` of two values that have the same factors; 0 has any."""
         fa, fb = self.factors(a), self.factors(b)
         if b is ZERO:
-            fb = Separated(fa.deferred, ZERO, fa.exponents)
+            fb = replace(fa, kept=ZERO)
         if a is ZERO:
-            fa = Separated(fb.deferred, ZERO, fb.exponents)
-        if (
-            fa.deferred is not fb.deferred
-            or fa.exponents != fb.exponents
-            or not (fa.complete and fb.complete)
-        ):
+            fa = replace(fb, kept=ZERO)
+        if fa.deferred is not fb.deferred or fa.exponents != fb.exponents:
             return None
-        if ordered and not nonnegative(fa.deferred):
+        if not (fa.complete and fb.complete) or (ordered and not nonnegative(fa.deferred)):
             return None
-        return Separated(fa.deferred, op(fa.kept, fb.kept), fa.exponents)
+        return replace(fa, kept=op(fa.kept, fb.kept))
 
-    @staticmethod
-    def _through(f: Separated, op: Callable[[Node], Node]) -> Separated:
-        return Separated(f.deferred, op(f.kept), f.exponents, f.complete)
+    def _sqrt(self, x: Map, a: Node) -> Separated | None:
+        f = self.factors(a)
+        if not nonnegative(f.deferred) or not (nonnegative(f.kept) or positive(f.deferred)):
+            return None
+        power = 0.5 if x.op == "sqrt" else -0.5
+        return Separated(
+            ir.function(x.op, f.deferred), ir.function(x.op, f.kept), _scaled(f.exponents, power), f.complete
+        )
+
+    _rsqrt = _sqrt
 
     def _exp(self, x: Map, a: Node) -> Separated | None:
+        """Maxima stay as running values, other statistics leave as a factor."""
         row, rest = self.summands(a)
-        return Separated(ONE, x, ((x.op, row),)) if self.free(rest) else None
+        if not self.free(rest):
+            return None
+        terms = self._terms(row)
+        running = {term: k for term, k in terms.items() if self._runs(term)}
+        settled = {term: k for term, k in terms.items() if term not in running}
+        kept: Node = x
+        if settled:
+            kept = ir.function(x.op, ir.add(rest, _node(running)))
+            if not running and not self._is_computed(x.op, rest):
+                return None
+        exponents = (Exponent(x.op, _ordered(running)),) if running else ()
+        return Separated(_power(x.op, settled), kept, exponents)
 
     _exp2 = _exp
 
-    def _root(self, x: Map, a: Node) -> Separated | None:
-        f = self.factors(a)
-        if not nonnegative(f.deferred):
-            return None
-        power = Const(0.5 if x.op == "sqrt" else -0.5)
-        exponents = tuple((base, ir.mul(u, power)) for base, u in f.exponents)
-        return Separated(ir.function(x.op, f.deferred), ir.function(x.op, f.kept), exponents, f.complete)
+    def _runs(self, term: Node) -> bool:
+        """Whether ``term`` of an exponent is a maximum; the logarithm of a sum is none."""
+        return self._has_maximum(term) and not (isinstance(term, Map) and term.op in _LOGARITHMS)
 
-    _sqrt = _rsqrt = _root
+    def _has_maximum(self, x: Node) -> bool:
+        return any(isinstance(r, Reduce) and r.op == "max" and r in self._statistics for r in nearest([x]))
 
-    def _abs(self, x: Map, a: Node) -> Separated:
-        f = self.factors(a)
-        return Separated(ir.function("abs", f.deferred), ir.function("abs", f.kept), f.exponents, f.complete)
+    def _is_computed(self, base: str, x: Node) -> bool:
+        """Whether the program computes the exponential of ``x``, or a higher power of it."""
+        return any(
+            isinstance(node, Map)
+            and node.op == base
+            and all(term is x and k >= 1 for term, k in linear(node.args[0]).items())
+            for node in self._computed
+        )
 
     # ------------------------------------------------------------------------------------------- summands
 
     def summands(self, x: Node) -> tuple[Node, Node]:
         """``x`` as (constant along the walk, with all statistics that separate) + (the rest)."""
+        known = self._summands.get(x)
+        if known is None:
+            known = self._summands[x] = self._split(x)
+        return known
+
+    def _split(self, x: Node) -> tuple[Node, Node]:
         if self.free(x):
             return ZERO, x
         if self._walk not in x.axes:
             return x, ZERO
-        if isinstance(x, Map):
-            if x.op == "add":
-                rows, rests = zip(*(self.summands(arg) for arg in x.args), strict=True)
-                return _sum(rows), _sum(rests)
-            if x.op == "neg":
-                row, rest = self.summands(x.args[0])
-                return ir.neg(row), ir.neg(rest)
-            if x.op == "mul":
-                for a, b in (x.args, x.args[::-1]):
-                    if self._walk not in a.axes and self.free(a):
-                        row, rest = self.summands(b)
-                        return ir.mul(a, row), ir.mul(a, rest)
-            if x.op == "div" and self._walk not in x.args[1].axes and self.free(x.args[1]):
-                row, rest = self.summands(x.args[0])
-                return ir.div(row, x.args[1]), ir.div(rest, x.args[1])
-            if x.op in ("log", "log2"):
-                f = self.factors(x.args[0])
-                if f.complete and not f.exponents and nonnegative(f.deferred):
-                    return ir.function(x.op, f.deferred), ir.function(x.op, f.kept)
-            if x.op == "where" and self.free(x.args[0]):
-                (row_a, a), (row_b, b) = self.summands(x.args[1]), self.summands(x.args[2])
-                if x.args[2] is MINUS_INF:
-                    row_b = row_a
-                if x.args[1] is MINUS_INF:
-                    row_a = row_b
-                if row_a is row_b:
-                    return row_a, ir.where(x.args[0], a, b)
-            if x.op in ("maximum", "minimum"):
-                (row_a, a), (row_b, b) = self.summands(x.args[0]), self.summands(x.args[1])
-                if row_a is row_b:
-                    return row_a, ir.rebuild(x, (a, b))
+        if not isinstance(x, Map):
+            return ZERO, x
+        if x.op == "add":
+            rows, rests = zip(*(self.summands(arg) for arg in x.args), strict=True)
+            return _sum(rows), _sum(rests)
+        if x.op == "neg":
+            row, rest = self.summands(x.args[0])
+            return ir.neg(row), ir.neg(rest)
+        if x.op in ("mul", "div", "quotient"):
+            return self._split_multiple(x)
+        if x.op in _LOGARITHMS:
+            parts = self._logarithm(x, x.args[0])
+            return (ZERO, x) if parts is None else self.summands(parts)
+        if x.op == "where" and self.free(x.args[0]):
+            (row_a, a), (row_b, b) = self.summands(x.args[1]), self.summands(x.args[2])
+            if x.args[2] is MINUS_INF:
+                row_b = row_a
+            if x.args[1] is MINUS_INF:
+                row_a = row_b
+            if row_a is row_b:
+                return row_a, ir.where(x.args[0], a, b)
+        if x.op in ("maximum", "minimum"):
+            (row_a, a), (row_b, b) = self.summands(x.args[0]), self.summands(x.args[1])
+            if row_a is row_b:
+                return row_a, ir.rebuild(x, (a, b))
         return ZERO, x
 
+    def _split_multiple(self, x: Map) -> tuple[Node, Node]:
+        """A multiple, by a factor or divisor that is constant along the walk and known."""
+        for a, b in (x.args, x.args[::-1]) if x.op == "mul" else (x.args[::-1],):
+            if self._walk not in a.axes and self.free(a):
+                row, rest = self.summands(b)
+                if x.op == "mul":
+                    return ir.mul(a, row), ir.mul(a, rest)
+                return ir.rebuild(x, (row, a)), ir.rebuild(x, (rest, a))
+        return ZERO, x
 
-def _sum(terms: tuple[Node, ...]) -> Node:
+    def _logarithm(self, log: Map, x: Node) -> Node | None:
+        """``log(x)`` as a sum, if ``x`` is a product; None if it is none."""
+        if self._walk not in x.axes or self.free(x):
+            return log if x is log.args[0] else ir.function(log.op, x)
+        if not isinstance(x, Map):
+            return None
+        if x.op == _LOGARITHMS[log.op]:
+            return x.args[0]
+        if x.op in ("mul", "div", "quotient") and all(map(nonnegative, x.args)):
+            parts = [self._logarithm(log, arg) for arg in x.args]
+            if parts[0] is None or parts[1] is None:
+                return None
+            return (ir.add if x.op == "mul" else ir.sub)(parts[0], parts[1])
+        if x.op == "where" and self.free(x.args[0]):
+            parts = [self._logarithm(log, arg) for arg in x.args[1:]]
+            if parts[0] is None or parts[1] is None:
+                return None
+            return ir.where(x.args[0], parts[0], parts[1])
+        return None
+
+    def _terms(self, row: Node) -> Linear:
+        """The terms of a row's summand; ``finite(m + log l)`` is two of them where l cannot be 0."""
+        terms: Linear = {}
+        for term, k in linear(row).items():
+            for part in self._parts_of_finite(term):
+                terms[part] = terms.get(part, 0.0) + k
+        return {term: k for term, k in terms.items() if k}
+
+    def _parts_of_finite(self, x: Node) -> tuple[Node, ...]:
+        if isinstance(x, Map) and x.op == "finite" and isinstance(x.args[0], Map) and x.args[0].op == "add":
+            for m, log in (x.args[0].args, x.args[0].args[::-1]):
+                if isinstance(log, Map) and log.op in _LOGARITHMS and self._has_maximum(m):
+                    total = log.args[0]
+                    if positive(total) or self._holds_its_maximum(total, m):
+                        return ir.finite(m), log
+        return (x,)
+
+    def _holds_its_maximum(self, total: Node, m: Node) -> bool:
+        """Whether ``total`` sums ``exp(s - m)`` where m is the maximum of s, and so is at least 1."""
+        return (
+            isinstance(total, Reduce)
+            and isinstance(m, Reduce)
+            and total.over == m.over
+            and any(ir.function(base, ir.sub(m.x, m)) is total.x for base in _EXPONENTIALS)
+        )
+
+
+def linear(x: Node) -> Linear:
+    """The terms of a floating-point sum with their coefficients; a factor that is no number stays in them."""
+    if isinstance(x, Const):
+        return {x: 1.0} if x.value else {}
+    if isinstance(x, Map):
+        if x.op == "add":
+            terms: Linear = {}
+            for arg in x.args:
+                for term, k in linear(arg).items():
+                    terms[term] = terms.get(term, 0.0) + k
+            return terms
+        if x.op == "neg":
+            return {term: -k for term, k in linear(x.args[0]).items()}
+        if x.op == "mul":
+            inner = linear(x.args[0])
+            if isinstance(x.args[1], Const):
+                return {term: k * float(x.args[1].value) for term, k in inner.items()}
+            if len(inner) == 1 and inner.get(x.args[0]) == 1.0:
+                inner, factor = linear(x.args[1]), x.args[0]
+            else:
+                factor = x.args[1]
+            return {ir.mul(factor, term): k for term, k in inner.items()}
+        if x.op == "div" and isinstance(x.args[1], Const) and x.args[1].value:
+            return {term: k / float(x.args[1].value) for term, k in linear(x.args[0]).items()}
+    return {x: 1.0}
+
+
+def _node(terms: Linear) -> Node:
+    return _sum(_multiple(term, k) for term, k in terms.items())
+
+
+def _multiple(x: Node, k: float) -> Node:
+    return x if k == 1.0 else ir.neg(x) if k == -1.0 else ir.mul(Const(k), x)
+
+
+def _sum(terms: Iterable[Node]) -> Node:
     result: Node = ZERO
     for term in terms:
         result = ir.add(result, term)
     return result
 
 
-def nonnegative(x: Node) -> bool:
-    """Whether ``x`` is proven to be at least 0 (or NaN)."""
-    if isinstance(x, Const):
-        return x.value >= 0
-    if isinstance(x, ir.Size | ir.Index):
-        return True
-    if isinstance(x, ir.Reduce):
-        return nonnegative(x.x)
-    if isinstance(x, ir.Contract):
-        return nonnegative(x.x) and nonnegative(x.y)
-    if isinstance(x, Map):
-        if x.op in ("exp", "exp2", "sqrt", "rsqrt", "abs"):
-            return True
-        if x.op == "mul" and x.args[0] is x.args[1]:
-            return True
-        if x.op == "maximum":
-            return any(nonnegative(arg) for arg in x.args)
-        if x.op in ("add", "mul", "div", "quotient", "minimum", "finite", "to_float", "floor"):
-            return all(nonnegative(arg) or arg.kind == "bool" for arg in x.args)
-        if x.op == "where":
-            return nonnegative(x.args[1]) and nonnegative(x.args[2])
-    return False
+def _ordered(terms: Linear) -> tuple[tuple[Node, float], ...]:
+    return tuple(sorted(terms.items(), key=lambda item: item[0].order))
 
 
-def positive(x: Node) -> bool:
-    """Whether ``x`` is proven to be above 0 (or NaN), the length of an axis being at least 1."""
-    if isinstance(x, Const):
-        return x.value > 0
-    if isinstance(x, ir.Size):
-        return True
-    if isinstance(x, Map):
-        if x.op in ("exp", "exp2"):
-            return True
-        if x.op in ("add", "mul", "div", "sqrt", "rsqrt", "to_float", "minimum"):
-            return all(positive(arg) for arg in x.args)
-        if x.op == "maximum":
-            return any(positive(arg) for arg in x.args)
-    return False
+def _joined(*parts: tuple[Exponent, ...]) -> tuple[Exponent, ...]:
+    """Factors multiplied: exponents of one base add up."""
+    sums: dict[str, Linear] = {}
+    for exponent in (exponent for part in parts for exponent in part):
+        terms = sums.setdefault(exponent.base, {})
+        for term, k in exponent.terms:
+            terms[term] = terms.get(term, 0.0) + k
+    return tuple(
+        Exponent(base, _ordered({term: k for term, k in sums[base].items() if k}))
+        for base in sorted(sums)
+        if any(sums[base].values())
+    )
 
 
-# -------------------------------------------------------------------------------------------- where it vanishes
+def _scaled(exponents: tuple[Exponent, ...], power: float) -> tuple[Exponent, ...]:
+    return tuple(Exponent(e.base, tuple((term, k * power) for term, k in e.terms)) for e in exponents)
 
 
-def live(x: Node, identity: Const) -> tuple[tuple[Node, ...], Node]:
-    """Conditions all of which must hold for ``x`` not to be ``identity`` (0 or -inf), and ``x`` where they hold.
-
-    A condition is taken from the ``where`` in ``x`` and proved: with it False, ``x`` folds to the identity.
-    """
-    candidates: dict[Node, None] = {}
-    for node in ir.walk([x]):
-        if isinstance(node, Map) and node.op == "where":
-            for condition in (node.args[0], ir.negation(node.args[0])):
-                parts = (
-                    condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)
-                )
-                candidates.update(dict.fromkeys(parts))
-    guard = tuple(c for c in candidates if limits(_assume(x, c, False)) is identity)
-    for condition in guard:
-        x = _assume(x, condition, True)
-    return guard, x
-
-
-def _assume(x: Node, condition: Node, holds: bool) -> Node:
-    return ir.substitute(x, {condition: Const(holds), ir.negation(condition): Const(not holds)})
-
-
-def limits(x: Node) -> Node:
-    """``x`` simplified by the arithmetic of infinities and zeros, other values taken to be finite."""
-    done: dict[Node, Node] = {}
-    for node in ir.walk([x]):
-        args = tuple(done[arg] for arg in node.args)
-        done[node] = _limit(node, args) if args else node
-    return done[x]
-
-
-def _limit(node: Node, args: tuple[Node, ...]) -> Node:
-    infinities = [
-        arg for arg in args if isinstance(arg, Const) and arg.kind == "float" and math.isinf(arg.value)
-    ]
-    op = node.op if isinstance(node, Map) else ""
-    if op == "add" and infinities:
-        return infinities[0] if len(set(infinities)) == 1 else node
-    if op == "mul":
-        if ZERO in args:
-            return ZERO
-        if infinities and all(arg in infinities or positive(arg) for arg in args):
-            return infinities[0]
-    if op in ("div", "quotient"):
-        if args[0] is ZERO or args[1] in infinities:
-            return ZERO
-        if infinities and positive(args[1]):
-            return args[0]
-    if op in ("log", "log2") and args[0] is ZERO:
-        return MINUS_INF
-    if op == "finite" and infinities:
-        return ZERO
-    if op in ("maximum", "minimum") and infinities:
-        wins = (infinities[0] is not MINUS_INF) == (op == "maximum")
-        return infinities[0] if wins else next((arg for arg in args if arg not in infinities), infinities[0])
-    return ir.rebuild(node, args)
+def _power(base: str, terms: Linear) -> Node:
+    """``base(sum of terms)`` as a product; ``exp(-log l)`` is ``1 / l``."""
+    result: Node = ONE
+    for term, k in _ordered(terms):
+        if isinstance(term, Map) and term.op == _INVERSES[base] and k in (1.0, -1.0):
+            result = ir.mul(result, term.args[0]) if k > 0 else ir.div(result, term.args[0])
+        else:
+            result = ir.mul(result, ir.function(base, _multiple(term, k)))
+    return result

@@ -1,10 +1,12 @@
 """What derivation hands to planning: a computation as walks over tiles.
 
-A `Stage` becomes one kernel. A block owns a tile of the ``own`` axes and walks along the ``walk`` axis, once for each of
-the stage's `Walk` records. On every tile it computes the ``products`` (contractions over an inner axis, such as the
-scores), then brings each `State` up to date. After the last walk the stage's outputs are row expressions of the states.
+A `Stage` becomes one kernel. A block owns a tile of the ``own`` axes and walks along the ``walk`` axis,
+once for each of the stage's `Walk` records. On every tile it computes the ``products`` (contractions over
+an inner axis, such as the scores), then brings each `State` up to date. After the last walk the stage's
+outputs are row expressions of the states.
 
-Everything is an expression over the graph's nodes; what a walk computes itself stands in them as a `Symbol`:
+Everything is an expression over the graph's nodes; what a walk computes itself stands in them as a
+`Symbol`:
 
 - ``s0, s1, ...``   products, over the own and the walk axes
 - ``m0, l0, acc0``  states: a maximum, a sum, a sum with features of its own (a weighted sum of rows)
@@ -42,7 +44,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Term:
-    """One contraction of a `Product`: ``own`` over own axes and ``over``, ``walk`` over walk axes and ``over``.
+    """One contraction of a `Product`: ``own`` over own axes and ``over``, ``walk`` over walk axes and
+    ``over``.
 
     Both are expressions of inputs alone, evaluated as tiles are loaded; both may have batch axes.
     """
@@ -64,10 +67,11 @@ class Product:
 class State:
     """What a walk accumulates: ``symbol = op over walk of value`` (times ``operand`` where there is one).
 
-    ``value`` is an expression over own and walk axes; an element counts only where the walk's guard holds. ``operand``
-    has the walk axis and ``features`` (and batch axes): the state is then ``sum value * operand``, with the features.
-    Where ``value`` uses a state of the same walk, that state is *running*: ``rescale`` is what the accumulated value is
-    multiplied by when the running states go from ``NAME_old`` to ``NAME``.
+    ``value`` is an expression over own and walk axes; an element counts only where the walk's guard holds.
+    ``operand`` has the walk axis and ``features`` (and batch axes): the state is then ``sum value *
+    operand``, with the features. Where ``value`` uses a state of the same walk, that state is *running*:
+    ``rescale`` is what the accumulated value is multiplied by when the running states go from ``NAME_old``
+    to ``NAME``.
     """
 
     symbol: Symbol
@@ -82,10 +86,10 @@ class State:
 class Walk:
     """One pass along the walk axis.
 
-    ``guard`` holds at elements that count (True: all do): where it does not, no state changes, so a tile without such an
-    element is skipped. It depends on positions, tables and scalars alone. ``states`` stand in the order in which they
-    are updated. ``stores`` are outputs with the walk axis, written tile by tile for every element; a walk with stores
-    skips nothing. Their values use ``where`` for the guard.
+    ``guard`` holds at elements that count (True: all do): where it does not, no state changes, so a tile
+    without such an element is skipped. It depends on positions, tables and scalars alone. ``states`` stand
+    in the order in which they are updated. ``stores`` are outputs with the walk axis, written tile by tile
+    for every element; a walk with stores skips nothing. Their values use ``where`` for the guard.
     """
 
     guard: Node
@@ -110,7 +114,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Derivation:
-    """The stages of a program in order, and why. Values between stages are inputs named ``t0, t1, ...`` (fp32)."""
+    """The stages of a program in order, and why. Between them, values are inputs ``t0, t1, ...`` (fp32)."""
 
     stages: tuple[Stage, ...]
     notes: tuple[Note, ...]

@@ -1,0 +1,85 @@
+"""What is proven of the value of an expression: its sign, and how it moves with a part of it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from fagen.ir import graph as ir
+from fagen.ir.graph import MINUS_INF, Const, Contract, Map, Node, Reduce
+
+Slope: TypeAlias = tuple[float, float]
+
+
+def nonnegative(x: Node) -> bool:
+    """Whether ``x`` is proven to be at least 0 (or NaN)."""
+    if isinstance(x, Const):
+        return x.value >= 0
+    if isinstance(x, ir.Size | ir.Index | ir.Random) or x.kind == "bool":
+        return True
+    if isinstance(x, Reduce):
+        return x.op == "sum" and nonnegative(x.x)  # the maximum of nothing is -inf
+    if isinstance(x, Contract):
+        return nonnegative(x.x) and nonnegative(x.y)
+    if isinstance(x, Map):
+        if x.op in ("exp", "exp2", "sqrt", "rsqrt", "abs"):
+            return True
+        if x.op == "mul" and x.args[0] is x.args[1]:
+            return True
+        if x.op == "maximum":
+            return any(map(nonnegative, x.args))
+        if x.op in ("add", "mul", "div", "quotient", "minimum", "finite", "to_float", "to_int", "floor"):
+            return all(map(nonnegative, x.args))
+        if x.op == "where":
+            return nonnegative(x.args[1]) and nonnegative(x.args[2])
+    return False
+
+
+def positive(x: Node) -> bool:
+    """Whether ``x`` is proven to be above 0 (or NaN), the length of an axis being at least 1."""
+    if isinstance(x, Const):
+        return x.value > 0
+    if isinstance(x, ir.Size):
+        return True
+    if isinstance(x, Map):
+        if x.op in ("exp", "exp2"):
+            return True
+        if x.op == "add":
+            return any(map(positive, x.args)) and all(map(nonnegative, x.args))
+        if x.op in ("mul", "div", "sqrt", "rsqrt", "to_float", "minimum"):
+            return all(map(positive, x.args))
+        if x.op == "maximum":
+            return any(map(positive, x.args))
+        if x.op == "where":
+            return positive(x.args[1]) and positive(x.args[2])
+    return False
+
+
+def slope(x: Node, of: Node) -> Slope | None:
+    """Between which numbers the derivative of ``x`` by ``of`` lies; None where that is not seen."""
+    if x is of:
+        return 1.0, 1.0
+    if not ir.depends(x, [of]):
+        return 0.0, 0.0
+    if not isinstance(x, Map):
+        return None
+    if x.op in ("mul", "div"):
+        a, b = x.args
+        inner = slope(a, of)
+        if inner is None or not isinstance(b, Const) or (x.op == "div" and not b.value):
+            return None
+        k = float(b.value) if x.op == "mul" else 1 / float(b.value)
+        return min(k * inner[0], k * inner[1]), max(k * inner[0], k * inner[1])
+    operands = x.args
+    if x.op == "where":
+        if ir.depends(x.args[0], [of]):
+            return None
+        operands = tuple(arg for arg in x.args[1:] if arg is not MINUS_INF)
+    parts = [slope(arg, of) for arg in operands]
+    if x.op not in ("add", "neg", "finite", "maximum", "minimum", "where") or None in parts:
+        return None
+    slopes = [part for part in parts if part is not None]
+    if x.op == "add":
+        return sum(low for low, _ in slopes), sum(high for _, high in slopes)
+    if x.op == "neg":
+        return -slopes[0][1], -slopes[0][0]
+    return min(low for low, _ in slopes), max(high for _, high in slopes)

@@ -1,0 +1,322 @@
+"""One stage under construction: its reductions become states, each in the first walk that can hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fagen.derive.fit import Weighed, sides, weigh
+from fagen.derive.invariance import free_references
+from fagen.derive.notes import listed, plainly
+from fagen.derive.proof import defer_by_proof
+from fagen.derive.running import Placed, are_bounded, old, ratio
+from fagen.derive.separate import Reduction, Separated, Separator, nearest
+from fagen.derive.signs import nonnegative, positive
+from fagen.derive.vanish import limits, live
+from fagen.derive.walk import Note, Product, Rule, Stage, State, Term, Walk
+from fagen.ir import graph as ir
+from fagen.ir.graph import (
+    MINUS_INF,
+    ONE,
+    ZERO,
+    Axis,
+    Const,
+    Contract,
+    Map,
+    Node,
+    Output,
+    Random,
+    Reduce,
+    Symbol,
+)
+
+
+def build_stage(name: str, axis: Axis, outputs: tuple[Output, ...]) -> tuple[Stage, list[Note]]:
+    """The stage that walks along ``axis`` for ``outputs``, all of which one can compute (`fit.unfit`)."""
+    computed = frozenset(ir.walk(output.node for output in outputs))
+    return _StageBuilder(name, axis, outputs, computed).build()
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """A note in the making: ``nodes`` stand in the ``{}`` of ``text``, under their final names."""
+
+    rule: Rule
+    text: str
+    nodes: tuple[Node, ...]
+
+
+@dataclass
+class _StageBuilder:
+    """What is known of a stage so far."""
+
+    name: str
+    axis: Axis
+    outputs: tuple[Output, ...]
+    computed: frozenset[Node]
+    """Every node of the outputs."""
+    products: dict[Node, Product] = field(default_factory=dict)
+    states: list[Placed] = field(default_factory=list)
+    row: dict[Node, Node] = field(default_factory=dict)
+    """Each reduction over the axis as an expression of states."""
+    level: dict[Node, int] = field(default_factory=dict)
+    symbols: dict[Node, Symbol] = field(default_factory=dict)
+    """Each reduction over the axis as the symbol of its state, for notes."""
+    facts: list[_Fact] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def build(self) -> tuple[Stage, list[Note]]:
+        for node in ir.walk(output.node for output in self.outputs):
+            if isinstance(node, Reduction) and node.over == self.axis:
+                self._add(node)
+        results, stores = [], []
+        for output in self.outputs:
+            if self.axis in output.node.axes:
+                level = self._known_after(output.node)
+                stores.append((level, replace(output, node=self._tile(output.node))))
+                if level:
+                    self._wait(output.name, level, self._statistics(output.node))
+            else:
+                results.append(replace(output, node=ir.substitute(output.node, self.row)))
+        levels = range(1 + max([placed.level for placed in self.states] + [level for level, _ in stores]))
+        walks = tuple(self._walk(level, stores) for level in levels)
+        features = {axis for placed in self.states for axis in placed.state.features}
+        axes = {axis for placed in self.states for axis in placed.state.symbol.axes}
+        axes |= {axis for output in self.outputs for axis in output.node.axes}
+        own = ir.sort_axes(axes - features - {self.axis})
+        names = self._names()
+        stage = _renamed(Stage(self.name, own, self.axis, walks, tuple(results)), names)
+        return stage, self._notes(stage, names)
+
+    def _known_after(self, x: Node) -> int:
+        """The first walk in which every statistic below ``x`` is known."""
+        return max((self.level[r] + 1 for r in self._statistics(x)), default=0)
+
+    def _statistics(self, x: Node) -> list[Reduction]:
+        return [r for r in nearest([x]) if r.over == self.axis]
+
+    # ----------------------------------------------------------------------------------------------- states
+
+    def _add(self, node: Reduction) -> None:
+        weighed = weigh(node, self.axis) if isinstance(node, Contract) else Weighed(node.x, None, (), ONE)
+        value, rows = weighed.weights, weighed.rows
+        is_max = isinstance(node, Reduce) and node.op == "max"
+        identity = MINUS_INF if is_max else ZERO
+        statistics = self._statistics(value)
+        level = max((self.level[s] for s in statistics), default=0)
+        waiting = [s for s in statistics if self.level[s] == level]
+        found, summand = self._separate(value, waiting, is_max)
+        conditions, kept = live(self._tile(found.kept), identity)
+        running = [placed for placed in self.states if placed.level == level]
+        late = not found.complete or (bool(found.exponents) and not are_bounded(kept, conditions, running))
+        if late:
+            level += 1
+            found, summand = Separated(ONE, value), ZERO
+            conditions, kept = live(self._tile(value), identity)
+        symbol = Symbol(self._fresh("m" if is_max else "acc" if rows else "l"), node.axes, "float")
+        state = State(
+            symbol=symbol,
+            op="max" if is_max else "sum",
+            value=kept,
+            operand=rows,
+            features=weighed.features,
+            rescale=ratio(found.exponents, self.row, running) if found.exponents else None,
+        )
+        self.states.append(Placed(level, state, conditions))
+        self.level[node] = level
+        self.symbols[node] = symbol
+        self.row[node] = ir.substitute(
+            self._result(found.deferred, summand, weighed.factor, symbol, is_max), self.row
+        )
+        if late:
+            self._wait(symbol, level, waiting)
+        what = "maximum" if is_max else "sum"
+        for part, neutral in ((found.deferred, ONE), (summand, ZERO)):
+            if part is not neutral:
+                self._fact(
+                    "defer", f"{{}} is constant along {self.axis} and leaves the {what} {{}}", part, symbol
+                )
+
+    def _separate(self, value: Node, waiting: list[Reduction], is_max: bool) -> tuple[Separated, Node]:
+        """``value`` by rules 1 and 2, and what is added to its maximum."""
+        separator = Separator(self.axis, waiting, self.computed)
+        if is_max:
+            summand, rest = separator.summands(value)
+            if separator.free(rest):
+                return Separated(ONE, rest), summand
+            found = separator.factors(value)
+            if found.exponents or not nonnegative(found.deferred):
+                found = replace(found, complete=False)
+            return found, ZERO
+        found = separator.factors(value)
+        if not found.complete and waiting:
+            return defer_by_proof(value, self.axis, waiting) or found, ZERO
+        return found, ZERO
+
+    def _result(self, deferred: Node, summand: Node, factor: Node, symbol: Symbol, is_max: bool) -> Node:
+        """What a state stands for. Where no element counted that is 0 or -inf, too."""
+        result = ir.add(summand, ir.mul(ir.mul(deferred, symbol), factor))
+        if (is_max and not positive(deferred)) or not self._settles(summand):
+            return ir.where(ir.lt(MINUS_INF, symbol), result, MINUS_INF)
+        if not self._settles(deferred):
+            return ir.mul(ir.where(ir.eq(symbol, ZERO), ZERO, ir.mul(deferred, symbol)), factor)
+        return result
+
+    def _settles(self, x: Node) -> bool:
+        """Whether ``x`` is a number in a row where every sum is 0 and every maximum -inf."""
+        empty: dict[Node, Node] = {
+            r: MINUS_INF if isinstance(r, Reduce) and r.op == "max" else ZERO for r in self._statistics(x)
+        }
+        value = limits(ir.substitute(x, empty)) if empty else x
+        return not any(
+            (isinstance(node, Const) and node.value in (float("inf"), float("-inf")))
+            or (isinstance(node, Map) and node.op == "div" and node.args[1] is ZERO)
+            for node in ir.walk([value])
+        )
+
+    def _fresh(self, letter: str) -> str:
+        number = self.counts.get(letter, 0)
+        self.counts[letter] = number + 1
+        return f"{letter}{number}"
+
+    # ------------------------------------------------------------------------------------------------ tiles
+
+    def _tile(self, x: Node) -> Node:
+        """``x`` with its products and statistics replaced by their symbols."""
+        return ir.substitute(x, {**self.row, **self._products_in(x)})
+
+    def _products_in(self, x: Node) -> Mapping[Node, Node]:
+        found: dict[Node, Node] = {}
+        stack, seen = [x], set[Node]()
+        while stack:
+            node = stack.pop()
+            if node in seen or node in self.row:
+                continue
+            seen.add(node)
+            terms = self._terms(node)
+            if terms is None:
+                stack.extend(node.args[::-1])
+                continue
+            if node not in self.products:
+                self.products[node] = Product(Symbol(self._fresh("s"), node.axes, "float"), terms)
+            found[node] = self.products[node].symbol
+        return found
+
+    def _terms(self, x: Node) -> tuple[Term, ...] | None:
+        """``x`` as a sum of products of a tile, or None."""
+        if isinstance(x, Contract) and x.over != self.axis:
+            found = sides(x, self.axis)
+            assert found is not None
+            return (Term(*found, x.over),)
+        if isinstance(x, Map) and x.op == "add" and x.kind == "float":
+            parts = [self._terms(arg) for arg in x.args]
+            if all(part is not None for part in parts):
+                return tuple(term for part in parts if part is not None for term in part)
+        return None
+
+    def _walk(self, level: int, stores: list[tuple[int, Output]]) -> Walk:
+        placed = [p for p in self.states if p.level == level]
+        written = tuple(output for at, output in stores if at == level)
+        shared: list[Node] = []
+        if placed and not written:
+            first, *others = (p.conditions for p in placed)
+            shared = [c for c in first if _is_positional(c) and all(c in other for other in others)]
+        guarded = []
+        for p in placed:
+            rest = ir.conjunction(*(c for c in p.conditions if c not in shared))
+            identity = MINUS_INF if p.state.op == "max" else ZERO
+            guarded.append(replace(p.state, value=ir.where(rest, p.state.value, identity)))
+        used = {node for state in guarded for node in ir.walk([state.value])}
+        used |= {node for output in written for node in ir.walk([output.node])}
+        return Walk(
+            guard=ir.conjunction(*shared),
+            products=tuple(product for product in self.products.values() if product.symbol in used),
+            states=tuple(guarded),
+            stores=written,
+        )
+
+    # ------------------------------------------------------------------------------------------------ notes
+
+    def _fact(self, rule: Rule, text: str, *nodes: Node) -> None:
+        self.facts.append(_Fact(rule, text, nodes))
+
+    def _wait(self, what: Node | str, level: int, statistics: list[Reduction]) -> None:
+        """Note that ``what`` is computed in a later walk."""
+        needed = sorted((self.symbols[s] for s in statistics), key=lambda symbol: symbol.name)
+        subject, shown = (what, needed) if isinstance(what, str) else ("{}", [what, *needed])
+        marks = listed("{}" for _ in needed)
+        self._fact(
+            "several walks", f"{subject} needs {marks} of the whole row: walk {level + 1} computes it", *shown
+        )
+
+    def _names(self) -> dict[Node, Node]:
+        """New names for symbols: the number is left out where there is only one of a letter."""
+        symbols = [product.symbol for product in self.products.values()]
+        symbols += [placed.state.symbol for placed in self.states]
+        names: dict[Node, Node] = {}
+        for symbol in symbols:
+            letter = symbol.name.rstrip("0123456789")
+            if self.counts[letter] == 1:
+                names[symbol] = new = Symbol(letter, symbol.over, symbol.stored)
+                names[old(symbol)] = old(new)
+        return names
+
+    def _notes(self, stage: Stage, names: Mapping[Node, Node]) -> list[Note]:
+        states = [state for walk in stage.walks for state in walk.states]
+        known = {**self.symbols, **{node: product.symbol for node, product in self.products.items()}}
+        notes = []
+        if self.products and not self.facts and not any(state.rescale for state in states):
+            text = f"no value along {self.axis} waits for a statistic of its row"
+            notes.append(Note("nothing to stream", text))
+        for fact in self.facts:
+            shown = (plainly(ir.substitute(ir.substitute(x, known), names)) for x in fact.nodes)
+            notes.append(Note(fact.rule, fact.text.format(*shown)))
+        ratios: dict[Node, list[str]] = {}
+        for state in states:
+            if state.rescale is not None:
+                ratios.setdefault(state.rescale, []).append(state.symbol.name)
+        for change, scaled in ratios.items():
+            standing = {node.name for node in ir.walk([change]) if isinstance(node, Symbol)}
+            running = listed(sorted(name for name in standing if f"{name}_old" in standing))
+            verb = "uses" if len(scaled) == 1 else "use"
+            text = f"{listed(scaled)} {verb} the running {running}, times {plainly(change)} when it changes"
+            notes.append(Note("rescale", text))
+        notes += (Note("free reference", reference.proof) for reference in free_references(stage))
+        return notes
+
+
+def _is_positional(condition: Node) -> bool:
+    """Whether ``condition`` depends on positions, tables and scalars alone."""
+    return not any(isinstance(node, Symbol | Random) for node in ir.walk([condition]))
+
+
+def _renamed(stage: Stage, names: Mapping[Node, Node]) -> Stage:
+    """``stage`` with other symbols."""
+
+    def rename(x: Node) -> Node:
+        return ir.substitute(x, names)
+
+    def symbol_of(x: Symbol) -> Symbol:
+        new = names.get(x, x)
+        assert isinstance(new, Symbol)
+        return new
+
+    walks = tuple(
+        Walk(
+            guard=walk.guard,
+            products=tuple(replace(product, symbol=symbol_of(product.symbol)) for product in walk.products),
+            states=tuple(
+                replace(
+                    state,
+                    symbol=symbol_of(state.symbol),
+                    value=rename(state.value),
+                    rescale=rename(state.rescale) if state.rescale is not None else None,
+                )
+                for state in walk.states
+            ),
+            stores=tuple(replace(output, node=rename(output.node)) for output in walk.stores),
+        )
+        for walk in stage.walks
+    )
+    outputs = tuple(replace(output, node=rename(output.node)) for output in stage.outputs)
+    return replace(stage, walks=walks, outputs=outputs)

@@ -1,0 +1,85 @@
+"""Where an expression vanishes: conditions without which it is the identity of its sum or maximum."""
+
+from __future__ import annotations
+
+import math
+
+from fagen.derive.signs import positive
+from fagen.ir import graph as ir
+from fagen.ir.graph import FALSE, MINUS_INF, TRUE, ZERO, Const, Map, Node
+
+
+def live(x: Node, identity: Const) -> tuple[tuple[Node, ...], Node]:
+    """Conditions all of which must hold for ``x`` not to be ``identity`` (0 or -inf), and ``x`` where they
+    hold.
+
+    A condition is taken from a ``where`` in ``x`` and proved: with it False, ``x`` folds to the identity.
+    """
+    candidates: dict[Node, None] = {}
+    for node in ir.walk([x]):
+        if isinstance(node, Map) and node.op == "where":
+            for condition in (node.args[0], ir.negation(node.args[0])):
+                candidates.update(dict.fromkeys(_conjuncts(condition)))
+    guard = tuple(c for c in candidates if limits(assume(x, c, False)) is identity)
+    for condition in guard:
+        x = assume(x, condition, True)
+    return guard, x
+
+
+def _conjuncts(condition: Node) -> tuple[Node, ...]:
+    return condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)
+
+
+def assume(x: Node, condition: Node, holds: bool) -> Node:
+    """``x`` where ``condition`` is known to be ``holds``."""
+    return ir.substitute(
+        x, {condition: TRUE if holds else FALSE, ir.negation(condition): FALSE if holds else TRUE}
+    )
+
+
+def limits(x: Node) -> Node:
+    """``x`` simplified by the arithmetic of infinities and zeros, other values taken to be finite."""
+    done: dict[Node, Node] = {}
+    for node in ir.walk([x]):
+        args = tuple(done[arg] for arg in node.args)
+        result = _limit(node, args) if args else node
+        done[node] = (
+            ZERO if isinstance(result, Const) and result.kind == "float" and result.value == 0 else result
+        )
+    return done[x]
+
+
+def _limit(node: Node, args: tuple[Node, ...]) -> Node:
+    op = node.op if isinstance(node, Map) else ""
+    infinite = [
+        arg for arg in args if isinstance(arg, Const) and arg.kind == "float" and math.isinf(arg.value)
+    ]
+    if op == "quotient" and args[1] is ZERO:
+        return ZERO
+    if op in ("mul", "div", "quotient") and args[0] is ZERO and not infinite:
+        return ZERO
+    if op == "mul" and args[1] is ZERO and not infinite:
+        return ZERO
+    if op in ("div", "quotient") and args[1] in infinite and args[0] not in infinite:
+        return ZERO
+    if op == "quotient" and all(isinstance(arg, Const) for arg in args):
+        return ir.div(*args)
+    if op == "finite" and isinstance(args[0], Const):
+        return ZERO if args[0] is MINUS_INF else args[0]
+    if op in ("log", "log2") and args[0] is ZERO:
+        return MINUS_INF
+    if infinite:
+        if op == "add" and len(set(infinite)) == 1:
+            return infinite[0]
+        if (
+            op == "mul"
+            and len(infinite) == 1
+            and all(positive(arg) for arg in args if arg is not infinite[0])
+        ):
+            return infinite[0]
+        if op in ("div", "quotient") and args[0] is infinite[0] and positive(args[1]):
+            return infinite[0]
+        if op in ("maximum", "minimum"):
+            wins = (infinite[0] is not MINUS_INF) == (op == "maximum")
+            return infinite[0] if wins else next((arg for arg in args if arg not in infinite), infinite[0])
+    return ir.rebuild(node, args)

@@ -1,0 +1,275 @@
+"""Runs walks tile by tile in float64, as kernels will: the test of a derivation before any CUDA exists.
+
+What a kernel leaves out is left out here: a tile outside the ranges of a guard is not computed, a full
+tile's guard is not evaluated, a state starts at its identity and is multiplied by what its record says.
+Products hold NaN at positions past a length, and memory holds NaN until it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fagen.derive.live import TileClass, live_tiles
+from fagen.derive.walk import Derivation, Product, Stage, State, Walk
+from fagen.ir import graph as ir
+from fagen.ir.check import bind_sizes, by_name
+from fagen.ir.graph import TRUE, ZERO, Axis, Graph, Input, Node, Output, Symbol
+from fagen.ir.reference import Values, evaluate_nodes
+from fagen.plan.plan import Plan
+
+Watch: TypeAlias = Callable[[str, int, int, TileClass], None]
+"""Told of each tile that is computed: the stage, the number of the walk, of the tile in it, and its class."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a stage is cut: ``block_own`` positions of ``tile_axis`` a block, ``block_walk`` positions a
+    step.
+
+    ``tile_axis`` is None where a block owns a single row.
+    """
+
+    stage: Stage
+    tile_axis: Axis | None
+    block_own: int
+    block_walk: int
+
+
+def interpret(
+    derivation: Derivation,
+    graph: Graph,
+    inputs: Values,
+    *,
+    block_own: int = 16,
+    block_walk: int = 16,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> tuple[Tensor, ...]:
+    """The outputs of ``graph`` by its ``derivation``, each with the axes of its layout, in float64.
+
+    ``inputs`` are the values of the arguments, by name or in order. The last own axis of a stage is cut in
+    tiles of ``block_own``, its walk axis in tiles of ``block_walk``.
+    """
+    cuts = [
+        Cut(stage, stage.own[-1] if stage.own else None, block_own, block_walk) for stage in derivation.stages
+    ]
+    return _run(cuts, graph, inputs, seed, watch)
+
+
+def interpret_plan(
+    plan: Plan, inputs: Values, *, seed: int = 0, watch: Watch | None = None
+) -> tuple[Tensor, ...]:
+    """The outputs of a plan's program, its kernels run in turn with their own tiles; see `interpret`."""
+    cuts = [
+        Cut(kernel.stage, kernel.tile_axis, kernel.block_own, max(kernel.block_walk, 1))
+        for kernel in plan.kernels
+    ]
+    return _run(cuts, plan.problem.graph, inputs, seed, watch)
+
+
+def _run(
+    cuts: Iterable[Cut], graph: Graph, inputs: Values, seed: int, watch: Watch | None
+) -> tuple[Tensor, ...]:
+    values = by_name(graph, inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+    given: dict[Node, Any] = dict(zip(graph.arguments, values, strict=True))
+    sizes = bind_sizes(graph, [tuple(value.shape) if isinstance(value, Tensor) else None for value in values])
+    memory: dict[str, Tensor] = {}
+    for cut in cuts:
+        known = dict(given)
+        for node in ir.walk(_roots(cut.stage)):
+            if isinstance(node, Input) and node.position >= len(graph.arguments):
+                known[node] = memory[node.name]
+        memory |= _StageRun(cut, sizes, known, seed, watch).run()
+    return tuple(_joined(memory[output.name], output.layout) for output in graph.outputs)
+
+
+def _roots(stage: Stage) -> Iterator[Node]:
+    yield from (output.node for output in stage.outputs)
+    for walk in stage.walks:
+        yield walk.guard
+        yield from (output.node for output in walk.stores)
+        yield from (side for p in walk.products for term in p.terms for side in (term.own, term.walk))
+        for state in walk.states:
+            yield from (node for node in (state.value, state.operand, state.rescale) if node is not None)
+
+
+def _split(layout: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes of memory laid out so, ``h`` as ``hk, g``."""
+    return tuple(part for axis in layout for part in (("hk", "g") if axis == "h" else (axis,)))
+
+
+def _joined(memory: Tensor, layout: tuple[Axis, ...]) -> Tensor:
+    return memory.flatten(layout.index("h"), layout.index("h") + 1) if "h" in layout else memory
+
+
+class _StageRun:
+    """One stage on given inputs."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        sizes: Mapping[Axis, int],
+        given: Mapping[Node, Any],
+        seed: int,
+        watch: Watch | None,
+    ) -> None:
+        self.stage = cut.stage
+        self.cut = cut
+        self.tile_axis = cut.tile_axis or (cut.stage.own[-1] if cut.stage.own else "")
+        self.block_own = cut.block_own if cut.tile_axis else 1
+        self.sizes = {**sizes, "": 1}
+        self.given = given
+        self.seed = seed
+        self.watch = watch
+        self.memory = {
+            output.name: torch.full(
+                [sizes[axis] for axis in _split(output.layout)], math.nan, dtype=torch.float64
+            )
+            for output in (*self.stage.outputs, *(out for walk in self.stage.walks for out in walk.stores))
+        }
+
+    def run(self) -> dict[str, Tensor]:
+        """Every block, one after the other."""
+        guards = {axis for walk in self.stage.walks for axis in walk.guard.axes}
+        fixed_axes = ir.sort_axes(guards - {self.tile_axis, self.stage.walk})
+        for place in product(*(range(self.sizes[axis]) for axis in fixed_axes)):
+            fixed = dict(zip(fixed_axes, place, strict=True))
+            visits = [self._visits(walk, fixed) for walk in self.stage.walks]
+            for tile, first in enumerate(range(0, self.sizes[self.tile_axis], self.block_own)):
+                at = {axis: torch.tensor([position]) for axis, position in fixed.items()}
+                at[self.tile_axis] = torch.arange(first, first + self.block_own)
+                _Block(self, at).run([tiles[tile] for tiles in visits])
+        return self.memory
+
+    def _visits(self, walk: Walk, fixed: Mapping[Axis, int]) -> list[list[tuple[int, TileClass]]]:
+        """For each own tile the tiles of ``walk`` to compute."""
+        axis, block = self.stage.walk, self.cut.block_walk
+        assert axis is not None
+        own_tiles = -(-self.sizes[self.tile_axis] // self.block_own)
+        if walk.guard is TRUE:
+            length = self.sizes[axis]
+            every: list[tuple[int, TileClass]] = [
+                (i, "full" if (i + 1) * block <= length else "partial") for i in range(-(-length // block))
+            ]
+            return [every] * own_tiles
+        return live_tiles(
+            walk.guard,
+            self.tile_axis,
+            axis,
+            self.sizes,
+            self.block_own,
+            block,
+            {n: v.numpy() if isinstance(v, Tensor) else v for n, v in self.given.items()},
+            fixed,
+        )
+
+
+class _Block:
+    """One block: the tile ``at`` some positions of the own axes, and what is known there."""
+
+    def __init__(self, run: _StageRun, at: Mapping[Axis, Tensor]) -> None:
+        self.run_of = run
+        self.sizes = run.sizes
+        self.at = dict(at)
+        self.known: dict[Node, Any] = dict(run.given)
+
+    def run(self, visits: list[list[tuple[int, TileClass]]]) -> None:
+        """Every walk, then the outputs."""
+        stage = self.run_of.stage
+        for number, (walk, tiles) in enumerate(zip(stage.walks, visits, strict=True)):
+            for state in walk.states:
+                identity = -math.inf if state.op == "max" else 0.0
+                self.known[state.symbol] = torch.full(
+                    self._shape(state.symbol), identity, dtype=torch.float64
+                )
+            for tile, kind in tiles:
+                if self.run_of.watch:
+                    self.run_of.watch(stage.name, number, tile, kind)
+                self._step(walk, tile, kind)
+        self.at.pop(stage.walk or "", None)
+        self._write(stage.outputs)
+
+    def _step(self, walk: Walk, tile: int, kind: TileClass) -> None:
+        """One tile of a walk."""
+        axis = self.run_of.stage.walk
+        assert axis is not None
+        block = self.run_of.cut.block_walk
+        self.at[axis] = torch.arange(tile * block, (tile + 1) * block)
+        for computed in walk.products:
+            self.known[computed.symbol] = self._product(computed)
+        live = Symbol("live", ir.sort_axes((*walk.guard.axes, axis)), "bool")
+        inside = self._aligned(self.at[axis] < self.sizes[axis], (axis,), live.axes)
+        if kind == "partial" and walk.guard is not TRUE:
+            inside = inside & self._value(walk.guard, live.axes)
+        self.known[live] = inside
+        for state in walk.states:
+            self.known[_old(state.symbol)] = self.known[state.symbol]
+        for state in walk.states:
+            self.known[state.symbol] = self._updated(state, live, axis)
+        self._write(walk.stores)
+
+    def _product(self, computed: Product) -> Tensor:
+        """A product of the tile, NaN outside."""
+        axes = computed.symbol.axes
+        total = torch.zeros((), dtype=torch.float64)
+        for term in computed.terms:
+            total = total + self._value(ir.contract(term.own, term.walk, term.over), axes)
+        for axis in axes:
+            if axis in self.at:
+                inside = self._aligned(self.at[axis] < self.sizes[axis], (axis,), axes)
+                total = torch.where(inside, total, math.nan)
+        return total
+
+    def _updated(self, state: State, live: Symbol, axis: Axis) -> Tensor:
+        """``state`` with the elements of this tile that are ``live``."""
+        before: Tensor = self.known[state.symbol]
+        axes = state.symbol.axes
+        if state.op == "max":
+            tile = self._value(ir.largest(ir.where(live, state.value, ir.MINUS_INF), axis), axes)
+            return torch.maximum(before, tile)
+        value = ir.where(live, state.value, ZERO)
+        tile = self._value(
+            ir.total(value, axis) if state.operand is None else ir.contract(value, state.operand, axis), axes
+        )
+        if state.rescale is not None:
+            before = before * self._value(state.rescale, axes)
+        return before + tile
+
+    def _write(self, outputs: Iterable[Output]) -> None:
+        """What lies inside the lengths, to memory."""
+        for output in outputs:
+            axes = _split(output.layout)
+            value = self._value(output.node, output.node.axes).expand(self._shape(output.node))
+            inside = []
+            for d, axis in enumerate(output.node.axes):
+                places = self.at.get(axis, torch.arange(self.sizes[axis]))
+                keep = places < self.sizes[axis]
+                value = value.index_select(d, keep.nonzero()[:, 0])
+                inside.append(places[keep])
+            value = value.permute([output.node.axes.index(axis) for axis in axes])
+            order = [inside[output.node.axes.index(axis)] for axis in axes]
+            where = torch.meshgrid(*order, indexing="ij") if order else ()
+            self.run_of.memory[output.name][tuple(where)] = value
+
+    def _shape(self, node: Node) -> list[int]:
+        return [len(self.at[axis]) if axis in self.at else self.sizes[axis] for axis in node.axes]
+
+    def _value(self, node: Node, axes: tuple[Axis, ...]) -> Tensor:
+        (value,) = evaluate_nodes([node], self.known, self.sizes, self.at, seed=self.run_of.seed)
+        return self._aligned(value, node.axes, axes)
+
+    @staticmethod
+    def _aligned(value: Tensor, axes: tuple[Axis, ...], to: tuple[Axis, ...]) -> Tensor:
+        """``value`` with a dimension for each axis of ``to``."""
+        return value[tuple(slice(None) if axis in axes else None for axis in to)]
+
+
+def _old(symbol: Symbol) -> Symbol:
+    return Symbol(f"{symbol.name}_old", symbol.over, symbol.stored)
