@@ -10,7 +10,6 @@ the inner loops by
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterable, Mapping
 
 from fagen.derive.extent import LENGTH, Extent, Extents, bits
@@ -32,7 +31,7 @@ from fagen.emit.code import (
     CType,
     Place,
 )
-from fagen.emit.params import Parameters, Tensor
+from fagen.emit.params import Parameters, Tensor, number
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
     Axis,
@@ -179,7 +178,7 @@ class Lowering:
         if isinstance(node, Scalar):
             return self._codes.leaf(self._shared.names.scalar(node), _ctype(node))
         if isinstance(node, Input):
-            return self._read(node, [self._position(axis) for axis in node.layout])
+            return self._read(node, [self.position(axis) for axis in node.layout])
         if isinstance(node, Load):
             return self._read(
                 node.table,
@@ -191,7 +190,7 @@ class Lowering:
 
     # ------------------------------------------------------------------------------------------------ tensors
 
-    def _position(self, axis: Axis) -> Code:
+    def position(self, axis: Axis) -> Code:
         """The position along an axis of a tensor's memory, where ``h`` is one axis."""
         return self._head() if axis == "h" else self._done[Index(axis)]
 
@@ -205,7 +204,7 @@ class Lowering:
 
     def _clamped(self, index: Node, axis: Axis) -> Code:
         if index is ir.index(axis):
-            return self._position(axis)
+            return self.position(axis)
         if isinstance(index, Const) and index.value == 0:
             return self(index)
         length = ir.size(axis)
@@ -498,31 +497,7 @@ def _has_reciprocal(y: float) -> bool:
 
 
 def literal(value: float | int | bool) -> tuple[str, CType, Place, int]:
-    """A number as CUDA has it: the shortest text of its fp32 value, its type, its place, how it binds."""
-    if isinstance(value, bool):
-        return ("true" if value else "false"), "bool", BLOCK, ATOM
-    if isinstance(value, int):
-        wide = not -(2**31) < value < 2**31
-        return (
-            f"{value}{'ll' if wide else ''}",
-            "int64" if wide else "int32",
-            BLOCK,
-            UNARY if value < 0 else ATOM,
-        )
-    if math.isnan(value):
-        return "NAN", "float", BLOCK, ATOM
-    single = to_fp32(value)
-    if math.isinf(single):
-        return ("INFINITY", "float", BLOCK, ATOM) if single > 0 else ("-INFINITY", "float", BLOCK, UNARY)
-    text = next(text for digits in range(1, 10) if to_fp32(float(text := f"{single:.{digits}g}")) == single)
-    if "." not in text and "e" not in text:
-        text += ".0"
-    return f"{text}f", "float", BLOCK, UNARY if single < 0 else ATOM
-
-
-def to_fp32(value: float) -> float:
-    """The nearest fp32 number; what is too large is infinite."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
+    """A number: its text, its type, its place and how strongly it binds."""
+    text = number(value)
+    ctype = "bool" if isinstance(value, bool) else "float" if isinstance(value, float) else "int32"
+    return text, "int64" if text.endswith("ll") else ctype, BLOCK, UNARY if text.startswith("-") else ATOM

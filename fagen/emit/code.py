@@ -127,6 +127,16 @@ class Variable:
     ctype: CType
     name: str
 
+    @property
+    def declared(self) -> str:
+        """``type name``."""
+        return f"{written(self.ctype)} {self.name}"
+
+
+def written(ctype: CType) -> str:
+    """A type as the text has it."""
+    return "int" if ctype == "int32" else ctype
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -136,6 +146,14 @@ class Statement:
     variable: Variable
     target: str
     text: str
+
+    @property
+    def declared(self) -> str:
+        """What stands before the target where it is declared as well."""
+        if self.kind != "local":
+            return ""
+        const = "" if self.variable.ctype.endswith("*") else "const "
+        return f"{const}{written(self.variable.ctype)} "
 
 
 @dataclass
@@ -184,18 +202,38 @@ class Names:
 
 
 class Split:
-    """The statements of one set of expressions, by place; see `Splitter.split`."""
+    """The statements of one set of expressions, by place, and how those read in terms of their names."""
 
-    def __init__(self, statements: Mapping[Place, Sequence[Statement]]) -> None:
+    def __init__(
+        self,
+        statements: Mapping[Place, Sequence[Statement]],
+        names: Mapping[Code, str],
+        known: Mapping[Code, str],
+    ) -> None:
         self._statements = statements
+        self._names = names
+        self._known = known
 
     def at(self, place: Place) -> Sequence[Statement]:
-        """Those of ``place``, in order."""
+        """Statements of ``place``, in order."""
         return self._statements.get(place, ())
 
     def arrays(self) -> list[Variable]:
         """Values kept for each column between two steps of a walk."""
         return [s.variable for group in self._statements.values() for s in group if s.kind == "array"]
+
+    def text(self, code: Code, binds: int = 0) -> str:
+        """``code``, put in parentheses where it does not bind as strongly as ``binds``."""
+        name = self._names.get(code) or self._known.get(code)
+        if name is not None:
+            return name
+        text = self.definition(code)
+        return text if code.binds >= binds else f"({text})"
+
+    def definition(self, code: Code) -> str:
+        """``code`` in terms of its operands, though it has a name."""
+        args = [self.text(arg, slot) for arg, slot in zip(code.args, code.slots, strict=True)]
+        return code.form.format(*args) if code.args else code.form
 
 
 class Splitter:
@@ -208,7 +246,6 @@ class Splitter:
         self.fields: dict[Place, list[Variable]] = {BLOCK: [], ROW: [], COLUMN: []}
         """Fields of the block, of its rows and of its columns, in the order in which they are assigned."""
         self._known: dict[Code, str] = {}
-        self._local: Mapping[Code, str] = {}
 
     def split(self, roots: Iterable[tuple[Code, Place]]) -> Split:
         """Statements for what ``roots`` need; each stands in the text at the place given with it."""
@@ -224,6 +261,7 @@ class Splitter:
                 uses.setdefault(arg, []).append(home[code])
         local: dict[Code, str] = {}
         statements: dict[Place, list[Statement]] = {}
+        split = Split(statements, local, self._known)
         for code in order:
             if not _worth(code, home[code], uses[code]):
                 continue
@@ -239,17 +277,12 @@ class Splitter:
                 self.fields[Place(place.row, place.column)].append(variable)
             else:
                 kind, target = "local", name
-            text = self._print(code, local)
+            text = split.definition(code)
             statements.setdefault(place, []).append(Statement(kind, variable, target, text))
             local[code] = target
             if kind == "field":
                 self._known[code] = target
-        self._local = local
-        return Split(statements)
-
-    def text(self, code: Code, binds: int = 0) -> str:
-        """``code`` after the last split, in terms of its names."""
-        return self._text(code, self._local, binds)
+        return split
 
     @staticmethod
     def _home(code: Code, uses: Sequence[Place]) -> Place:
@@ -259,17 +292,6 @@ class Splitter:
             latest = min((use.phase for use in uses), default=place.phase)
             return place._replace(phase=max(place.phase, latest))
         return place
-
-    def _print(self, code: Code, local: Mapping[Code, str]) -> str:
-        args = [self._text(arg, local, slot) for arg, slot in zip(code.args, code.slots, strict=True)]
-        return code.form.format(*args) if code.args else code.form
-
-    def _text(self, code: Code, local: Mapping[Code, str], binds: int) -> str:
-        name = local.get(code) or self._known.get(code)
-        if name is not None:
-            return name
-        text = self._print(code, local)
-        return text if code.binds >= binds else f"({text})"
 
 
 def _order(roots: Iterable[Code], known: Mapping[Code, str]) -> list[Code]:

@@ -6,6 +6,7 @@ emulator. Names are derived: what a computation does with a tensor names it, nev
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Contract, Graph, Input, Load, Node, Output, Reduce, Scalar
-from fagen.ir.show import LENGTHS, join_heads
+from fagen.ir.show import LENGTHS, join_heads, show
 from fagen.plan.plan import Plan, Storage
 
 TensorId: TypeAlias = tuple[Literal["argument", "output", "buffer"], int]
@@ -56,7 +57,8 @@ def packed_bytes(fields: Sequence[Field]) -> int:
 
 
 def struct_format(fields: Sequence[Field]) -> str:
-    """The struct for the module `struct`: a letter for each member after the first, which says "as C aligns"."""
+    """The struct for the module `struct`: a letter for each member after the first, which says "as C
+    aligns"."""
     codes = ["P" if field.ctype.endswith("*") else _FORMATS[field.ctype] for field in fields]
     widest = "q" if any(code in "Pq" for code in codes) else "i"
     return "@" + "".join(codes) + f"0{widest}"
@@ -102,6 +104,40 @@ class Constant:
     name: str
     value: float | int | bool
     node: Node
+
+    @property
+    def definition(self) -> str:
+        """How it is declared."""
+        text = number(self.value)
+        return f"constexpr {'float' if text.endswith('f') else 'int'} {self.name} = {text};"
+
+    @property
+    def comment(self) -> str:
+        """What it is computed from."""
+        return show(self.node)
+
+
+def number(value: float | int | bool) -> str:
+    """A number as CUDA has it: the shortest text that gives back its fp32 value."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value}" if -(2**31) < value < 2**31 else f"{value}ll"
+    if math.isnan(value):
+        return "NAN"
+    single = to_fp32(value)
+    if math.isinf(single):
+        return "INFINITY" if single > 0 else "-INFINITY"
+    text = next(text for digits in range(1, 10) if to_fp32(float(text := f"{single:.{digits}g}")) == single)
+    return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
+
+
+def to_fp32(value: float) -> float:
+    """The nearest fp32 number; what is too large is infinite."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 class Parameters:
@@ -195,6 +231,28 @@ class Parameters:
         """The parameters that ``text`` uses, widest first, so that no padding lies between them."""
         used = set(re.findall(r"\bp\.(\w+)", text))
         return tuple(field for field in self._all() if field.name in used)
+
+    def members(self, fields: Sequence[Field]) -> list[str]:
+        """The lines of ``struct Params``: a tensor and its strides, with its shape, then the rest by type."""
+        lines: list[str] = []
+        for tensor in self.tensors.values():
+            mine = [
+                field
+                for field in fields
+                if field.source[0] in ("data", "stride") and field.source[1] == tensor.id
+            ]
+            pointer = [field for field in mine if field.source[0] == "data"]
+            strides = [field.name for field in mine if field.source[0] == "stride"]
+            if pointer:
+                called = f"  {tensor.called}" if tensor.called else ""
+                lines.append(f"{pointer[0].ctype} {pointer[0].name};  // {tensor.shape}{called}")
+            if strides:
+                lines.append(f"int64 {', '.join(strides)};")
+        rest = [field for field in fields if field.source[0] not in ("data", "stride")]
+        for ctype in dict.fromkeys(field.ctype for field in rest):
+            names = [field.name for field in rest if field.ctype == ctype]
+            lines.append(f"{'int' if ctype == 'int32' else ctype} {', '.join(names)};")
+        return lines
 
     def _all(self) -> Iterable[Field]:
         order: tuple[TensorId, ...] = tuple(self.tensors)

@@ -52,11 +52,11 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of ``templates/TEMPLATE`` with ``values``, laid out."""
+    """The text of ``templates/TEMPLATE`` with ``values``, still to be `laid_out`."""
     import jinja2
 
     try:
-        return laid_out(_environment().get_template(template).render(**values))
+        return _environment().get_template(template).render(**values)
     except jinja2.TemplateError as error:
         raise TemplateError(f"{template}: {error}", values={"in": _trace(error)}) from error
 
@@ -82,7 +82,7 @@ _STRING = re.compile(r'"[^"]*"')
 
 
 def laid_out(text: str) -> str:
-    """``text`` indented by its braces, in lines of at most `WIDTH` columns, with single blank lines."""
+    """``text`` indented by its braces, in lines of at most `WIDTH` columns."""
     lines: list[str] = []
     depth = 0
     for raw in text.split("\n"):
@@ -92,7 +92,9 @@ def laid_out(text: str) -> str:
         level = depth - closing
         depth += code.count("{") - code.count("}")
         if not line:
-            if lines and lines[-1] and not lines[-1].rstrip().endswith("{"):
+            continue
+        if line == "~":
+            if lines and lines[-1] and not lines[-1].endswith("{"):
                 lines.append("")
             continue
         if lines and not lines[-1] and line.startswith("}"):

@@ -36,3 +36,9 @@ template <class T, int COUNT, int N>
 __device__ __forceinline__ void store_vector(const Shared<T, COUNT>& tile, int i, const Vec<T, N>& value) {
   store_vector(&tile[i], value);
 }
+
+// Where instructions on shared memory find element i.
+template <class T, int COUNT>
+__device__ __forceinline__ uint32 window_address(const Shared<T, COUNT>& tile, int i) {
+  return static_cast<uint32>(__cvta_generic_to_shared(shared_memory)) + tile.address_of(i);
+}

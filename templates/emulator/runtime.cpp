@@ -44,6 +44,7 @@ struct Block;
 struct Operation {
   void (*run)(void*);
   unsigned group;
+  int line;
   alignas(16) unsigned char data[64];
 };
 
@@ -58,8 +59,10 @@ struct Fiber : FagenThread {
   unsigned meeting_mask = 0;
   unsigned groups_committed = 0;
   std::vector<Operation> flying;
+  Operation running;  // its operands lie where no kernel writes, which a sanitizer would see
   size_t place_among_busy = 0;
   Shadow shadow;
+  Engine engine;
 };
 
 // Where threads that meet hand over what they have seen of memory. Two of them, used in turn: who is fast may
@@ -259,6 +262,7 @@ void Scheduler::admit_blocks() {
       fiber.number = i;
       fiber.owner = block.get();
       fiber.groups_committed = 0;
+      fiber.engine.restart();
       // Stacks start at different lines of the cache, or all fibers would compete for the same few.
       char* top = fiber.stack + STACK_BYTES - (i * 320) % 3840 / 64 * 64;
       fiber.context.start(fiber.stack + PAGE_BYTES, top, first_steps);
@@ -426,7 +430,7 @@ void Scheduler::poll(Fiber& fiber, const char* what, int line) {
 }
 
 void Scheduler::issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes, int line) {
-  Operation operation{run, fiber.groups_committed, {}};
+  Operation operation{run, fiber.groups_committed, line, {}};
   if (bytes > sizeof operation.data) finding(fiber, line, "an operation with too many operands");
   memcpy(operation.data, data, bytes);
   if (fiber.flying.empty()) {
@@ -434,24 +438,27 @@ void Scheduler::issue(Fiber& fiber, void (*run)(void*), const void* data, unsign
     busy_.push_back(&fiber);
   }
   fiber.flying.push_back(operation);
+  fiber.engine.issued();
   if (moments_ == Moment::at_issue) complete(fiber, fiber.flying.size() - 1);
 }
 
 void Scheduler::complete(Fiber& fiber, size_t index) {
-  Operation operation = fiber.flying[index];
+  const Operation& operation = fiber.running = fiber.flying[index];
   fiber.flying.erase(fiber.flying.begin() + static_cast<long>(index));
   if (fiber.flying.empty()) {
     busy_[fiber.place_among_busy] = busy_.back();
     busy_[fiber.place_among_busy]->place_among_busy = fiber.place_among_busy;
     busy_.pop_back();
   }
-  operation.run(operation.data);
+  fiber.engine.begin(fiber.number, operation.line);
+  operation.run(fiber.running.data);
+  fiber.engine.end(operation.group);
   progress_ = true;
 }
 
 void Scheduler::complete_any() {
   Fiber& fiber = *busy_[random_.below(static_cast<unsigned>(busy_.size()))];
-  complete(fiber, random_.below(static_cast<unsigned>(fiber.flying.size())));
+  complete(fiber, Engine::IN_ORDER ? 0 : random_.below(static_cast<unsigned>(fiber.flying.size())));
 }
 
 void Scheduler::wait_groups(Fiber& fiber, unsigned groups) {
@@ -462,6 +469,7 @@ void Scheduler::wait_groups(Fiber& fiber, unsigned groups) {
       ++i;
     }
   }
+  if (fiber.groups_committed > groups) fiber.engine.awaited(fiber.groups_committed - groups);
 }
 
 unsigned Scheduler::choose(unsigned mask) {

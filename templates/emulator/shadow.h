@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdio.h>
 
 #if defined(FAGEN_ADDRESS_SANITIZER)
 
@@ -38,6 +39,8 @@ extern "C" void __tsan_release(void* address);
 extern "C" void __tsan_ignore_thread_begin();
 extern "C" void __tsan_ignore_thread_end();
 
+constexpr unsigned NO_SYNCHRONISATION = 1;
+
 struct Shadow {
   void* fiber = nullptr;
 
@@ -49,7 +52,6 @@ struct Shadow {
 };
 
 inline void before_switch(Shadow&, const Shadow& to, bool) {
-  constexpr unsigned NO_SYNCHRONISATION = 1;
   __tsan_switch_to_fiber(to.fiber, NO_SYNCHRONISATION);
 }
 
@@ -76,6 +78,45 @@ inline void acquire(void* moment) {
   __tsan_acquire(moment);
 }
 
+// What carries out the asynchronous operations of one thread: a fiber of its own to the sanitizer. An operation comes
+// after all that its thread did before the issue, and before what the thread does after a wait for its group; nothing
+// else orders it. Operations run in the order of their issue, or one would seem to come after the issue of the next.
+class Engine {
+ public:
+  static constexpr bool IN_ORDER = true;
+
+  void restart() { issued_ = begun_ = awaited_ = 0; }
+
+  void issued() { __tsan_release(&issues_[issued_++ % MOST]); }
+
+  void begin(unsigned thread, int line) {
+    if (!fiber_) fiber_ = __tsan_create_fiber(0);
+    char name[64];
+    snprintf(name, sizeof name, "thread %u, copy of line %d", thread, line);
+    __tsan_set_fiber_name(fiber_, name);
+    home_ = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(fiber_, NO_SYNCHRONISATION);
+    __tsan_acquire(&issues_[begun_++ % MOST]);
+  }
+
+  void end(unsigned group) {
+    __tsan_release(&groups_[group % MOST]);
+    __tsan_switch_to_fiber(home_, NO_SYNCHRONISATION);
+  }
+
+  // The thread has waited for its groups below `group`.
+  void awaited(unsigned group) {
+    for (; awaited_ < group; ++awaited_) __tsan_acquire(&groups_[awaited_ % MOST]);
+  }
+
+ private:
+  static constexpr unsigned MOST = 256;  // operations of a thread, or groups of them, in flight
+  void* fiber_ = nullptr;
+  void* home_ = nullptr;
+  unsigned issued_ = 0, begun_ = 0, awaited_ = 0;
+  unsigned long long issues_[MOST], groups_[MOST];
+};
+
 // While it lives, what this fiber reads and writes is the scheduler's business and no part of the kernel.
 struct Unwatched {
   Unwatched() { __tsan_ignore_thread_begin(); }
@@ -88,6 +129,15 @@ constexpr bool WATCHES_RACES = true;
 
 inline void release(void*) {}
 inline void acquire(void*) {}
+
+struct Engine {
+  static constexpr bool IN_ORDER = false;
+  void restart() {}
+  void issued() {}
+  void begin(unsigned, int) {}
+  void end(unsigned) {}
+  void awaited(unsigned) {}
+};
 
 struct Unwatched {
   Unwatched() {}

@@ -1,0 +1,745 @@
+"""A stage with products, as `schedule/forward_loop` writes it: the steps of each walk as statements.
+
+A walk's states are brought up to date in *phases*: a state whose value uses a running state waits for the
+phase after it. Within a phase a thread computes its elements of a row, adds them to what it holds of each
+state, and, where another state waits for it, joins that with the other threads of the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fagen.derive.walk import State, Walk
+from fagen.emit.code import BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Statement, Variable
+from fagen.emit.loops import LoopText, loop_text
+from fagen.emit.params import Tensor
+from fagen.emit.scope import Scope, block_name
+from fagen.ir import graph as ir
+from fagen.ir.graph import MINUS_INF, TRUE, ZERO, Axis, Index, Input, Map, Node, Output, Random, Symbol
+from fagen.plan.cost import PAD, VECTOR
+from fagen.plan.plan import SharedTile
+
+AFTER = 1
+"""The phase of expressions that are computed after the last walk."""
+
+
+@dataclass(frozen=True)
+class TileText:
+    """A tile in shared memory and the expression that fills it."""
+
+    name: str
+    rows: str
+    row_axis: Axis | None
+    """That its rows are along; None: the one row of the block."""
+    row_name: str
+    column_axis: Axis
+    length: str
+    """Of ``column_axis``."""
+    width: str
+    """Columns that are filled, those past ``length`` with 0."""
+    address: str
+    statements: Sequence[Statement]
+    value: str
+    chunked: bool
+    """Only ``width`` columns are there at a time."""
+    own: bool
+    """It holds rows of the block, not of the walk."""
+
+
+@dataclass(frozen=True)
+class ProductText:
+    """A product: ``name[r][c] += own * walk`` over each pair of tiles."""
+
+    name: str
+    factors: tuple[tuple[TileText, TileText], ...]
+    equation: str
+
+
+@dataclass(frozen=True)
+class StateText:
+    """A state; ``value`` stands inside the loop over columns of its phase."""
+
+    name: str
+    op: str
+    initial: str
+    value: str
+    rescale: str | None
+    running: bool
+    """Another state of this walk waits for it: threads of a row join it on every tile, else after the
+    walk."""
+    old: bool
+    """Whether its value before this tile is kept."""
+    share: str | None
+    """Of a weighted sum: how many of its features a thread has."""
+    vector: int
+    operand: TileText | None
+    weights: str
+    """Of a weighted sum: the array of its values; equal values share one."""
+    condition: str | None
+    """Of a weighted sum: where it does not hold, the term is no part of it, whatever the guard says."""
+    equation: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A step of a walk's update: row values, the loop over columns, what is joined."""
+
+    row: Sequence[Statement]
+    element: Sequence[Statement]
+    states: tuple[StateText, ...]
+
+
+@dataclass(frozen=True)
+class StoreText:
+    """``target = value``: an output written by each element of a tile, each feature of a row, or each row."""
+
+    target: str
+    value: str
+    equation: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class StoresText:
+    """Outputs written in one loop, along ``axis`` (None: once a row)."""
+
+    axis: Axis | None
+    length: str
+    share: str
+    vector: int
+    statements: Sequence[Statement]
+    stores: tuple[StoreText, ...]
+
+
+@dataclass(frozen=True)
+class WalkText:
+    """One pass along the walk axis."""
+
+    number: str
+    """What is put behind its functions' names where there are several."""
+    products: tuple[ProductText, ...]
+    phases: tuple[Phase, ...]
+    arrays: Sequence[Variable]
+    """Values of an element kept from one phase for a later one."""
+    guard: str | None
+    guard_comment: str
+    row: Sequence[Statement]
+    """Row values that this pass needs, computed before it."""
+    stores: StoresText | None
+    tiles: tuple[TileText, ...]
+    """Those filled as a whole for each tile of the walk."""
+    views: tuple[TileText, ...]
+    """All tiles of this walk."""
+    loop: LoopText
+
+    @property
+    def mode(self) -> str:
+        """When elements are tested: ``always``, or ``both``: in partial tiles alone."""
+        return "always" if self.loop.full is None else "both"
+
+    def mode_of(self, state: StateText) -> str:
+        """When the terms of a weighted sum are tested."""
+        return "always" if state.condition is not None else self.mode
+
+    @property
+    def test(self) -> str:
+        """Whether an element counts."""
+        test = "column.inside" + (f" && {self.guard}" if self.guard is not None else "")
+        return (
+            f"!MASKED || ({test})"
+            if self.mode == "both" and "&&" in test
+            else (f"!MASKED || {test}" if self.mode == "both" else test)
+        )
+
+    def weights_before(self, state: StateText) -> list[str]:
+        """The arrays of weights that states before ``state`` fill."""
+        return [other.weights for other in self.weighted[: self.weighted.index(state)]]
+
+    @property
+    def loose(self) -> list[StateText]:
+        """States of which each thread of a row has a part until the end."""
+        return [state for state in self.states if not state.running and not state.share]
+
+    @property
+    def states(self) -> list[StateText]:
+        """All states, in the order in which they are updated."""
+        return [state for phase in self.phases for state in phase.states]
+
+    @property
+    def weighted(self) -> list[StateText]:
+        """States with features."""
+        return [state for state in self.states if state.share]
+
+    @property
+    def weights(self) -> list[str]:
+        """The arrays of weights, each once."""
+        return list(dict.fromkeys(state.weights for state in self.weighted))
+
+
+@dataclass(frozen=True)
+class ForwardLoop:
+    """What the template reads of a kernel."""
+
+    scope: Scope
+    walks: tuple[WalkText, ...]
+    column: Sequence[Statement]
+    own_tiles: tuple[TileText, ...]
+    row_outputs: StoresText | None
+    feature_outputs: tuple[StoresText, ...]
+    finish: Sequence[Statement]
+    constants: Sequence[tuple[str, str, str]]
+    """(type, names and values, comment) of the kernel's constants, in order."""
+
+    @property
+    def grid_axes(self) -> tuple[Axis, ...]:
+        """Axes of which a block has one position."""
+        return self.scope.kernel.grid_axes
+
+    @property
+    def row_axis(self) -> Axis | None:
+        """The axis of the block's rows."""
+        return self.scope.kernel.tile_axis
+
+    @property
+    def walk_axis(self) -> Axis:
+        """The axis of columns."""
+        assert self.scope.kernel.stage.walk is not None
+        return self.scope.kernel.stage.walk
+
+    @property
+    def own(self) -> str:
+        """Rows of a block."""
+        return block_name(self.row_axis) if self.row_axis is not None else "1"
+
+    @property
+    def walk(self) -> str:
+        """Columns of a tile."""
+        return block_name(self.walk_axis)
+
+    @property
+    def first_row(self) -> str:
+        """What is added to a row's place in the block to get its place along its axis."""
+        return f"block.{self.row_axis}_start + " if self.row_axis is not None else ""
+
+    @property
+    def products(self) -> bool:
+        """Whether any walk has one."""
+        return any(walk.products for walk in self.walks)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether any walk sums with weights."""
+        return any(walk.weighted for walk in self.walks)
+
+    @property
+    def all_outputs(self) -> list[StoreText]:
+        """What is written after the last walk."""
+        groups = [*([self.row_outputs] if self.row_outputs else []), *self.feature_outputs]
+        return [store for group in groups for store in group.stores]
+
+    def length(self, axis: Axis) -> str:
+        """The length of an axis in the text."""
+        return self.scope.length(axis)
+
+    def first_of(self, tile: TileText) -> str:
+        """The position of a tile's first row."""
+        return (
+            f"block.{self.row_axis}_start"
+            if tile.own and self.row_axis
+            else ("0" if tile.own else f"{self.walk_axis}_start")
+        )
+
+    def length_of(self, tile: TileText) -> str:
+        """How many rows a tile could have."""
+        return self.length(tile.row_axis) if tile.row_axis is not None else "1"
+
+    def update_parameters(self, walk: WalkText) -> list[str]:
+        """What the functions of a walk's tile may take."""
+        return [
+            "const Params& p",
+            "const Block& block",
+            "Row (&rows)[ROWS]",
+            "const Column (&columns)[COLUMNS]",
+            *(f"const float (&{product.name})[ROWS][COLUMNS]" for product in walk.products),
+            *(f"float (&{weights})[ROWS][COLUMNS]" for weights in walk.weights),
+        ]
+
+    def says_column(self, phase: Phase, walk: WalkText, first: bool) -> bool:
+        """Whether the loop of a phase reads its column."""
+        texts = [statement.text for statement in phase.element]
+        texts += [text for state in phase.states for text in (state.value, state.condition or "")]
+        return first or any("column." in text for text in texts)
+
+    def says_last(self, walk: WalkText) -> bool:
+        """Whether the last position of a tile is read."""
+        loop = walk.loop
+        texts = [*(s.text for s in loop.tile), loop.skip or "", loop.full or ""]
+        return any(re.search(rf"\b{loop.last}\b", text) for text in texts)
+
+    @property
+    def block_text(self) -> str:
+        """What is computed once a block."""
+        return "\n".join(statement.text for statement in self.scope.block)
+
+    def block_members(self, text: str) -> list[Variable]:
+        """Fields of a block that ``text`` says."""
+        own = [Variable("int32", axis) for axis in (*self.grid_axes, "h")]
+        if self.row_axis is not None:
+            own += [Variable("int32", f"{self.row_axis}_{end}") for end in ("start", "last")]
+        return _said([*own, *self.scope.fields(BLOCK)], "block", text)
+
+    def row_members(self, text: str) -> list[Variable]:
+        """Fields of a row that ``text`` says."""
+        own = []
+        if self.row_axis is not None:
+            own = [Variable("int32", self.row_axis), Variable("bool", "inside")]
+        states = [
+            Variable("float", f"{state.name}[{state.share}]" if state.share else state.name)
+            for walk in self.walks
+            for state in walk.states
+        ]
+        return _said([*own, *self.scope.fields(ROW), *states], "row", text)
+
+    def column_members(self, text: str) -> list[Variable]:
+        """Fields of a column that ``text`` says."""
+        own = [Variable("int32", self.walk_axis), Variable("bool", "inside")]
+        return _said([*own, *self.scope.fields(COLUMN)], "column", text)
+
+
+def _said(members: Sequence[Variable], prefix: str, text: str) -> list[Variable]:
+    said = set(re.findall(rf"\b{prefix}(?:s\[r\])?\.(\w+)", text))
+    return [member for member in members if member.name.partition("[")[0] in said]
+
+
+def forward_loop(scope: Scope) -> ForwardLoop:
+    """The steps of ``scope.kernel``."""
+    return _Builder(scope).build()
+
+
+class _Builder:
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.kernel = scope.kernel
+        self.stage = scope.kernel.stage
+        assert self.stage.walk is not None
+        self.walk_axis: Axis = self.stage.walk
+        self.row_axis = self.kernel.tile_axis
+        self.finished: dict[Node, str] = {}
+        """States of earlier walks, as the text says them."""
+        self.maxima: dict[Node, tuple[Node, Node]] = {}
+        """The value of each maximum, and the guard under which it was taken."""
+        self.shared = {tile.name: tile for tile in self.kernel.shared}
+        self.tiles: dict[tuple[str, Node, Axis], TileText] = {}
+        self.names: set[str] = set()
+        self.addresses: dict[str, int] = {}
+        self.widths: dict[str, int] = {}
+        self.column: list[Statement] = []
+        self.shares: dict[Axis, tuple[str, int, int]] = {}
+        """Name, value and vector of a thread's share of each feature axis."""
+        features = dict.fromkeys(a for walk in self.stage.walks for s in walk.states for a in s.features)
+        self.several_features = len(features) > 1
+
+    def build(self) -> ForwardLoop:
+        walks = []
+        for number, walk in enumerate(self.stage.walks):
+            walks.append(self.walk(number, walk))
+        finish, row_outputs, feature_outputs = self.outputs()
+        own = tuple(tile for (side, _, _), tile in self.tiles.items() if side == "own")
+        return ForwardLoop(
+            self.scope,
+            tuple(walks),
+            self.column,
+            own,
+            row_outputs,
+            feature_outputs,
+            finish,
+            self.constants(),
+        )
+
+    # ------------------------------------------------------------------------------------------------- leaves
+
+    def thread_leaves(self) -> dict[Node, Code]:
+        """Positions of a thread's element of a tile."""
+        leaves: dict[Node, Code] = {
+            Index(self.walk_axis): self.scope.codes.leaf(f"column.{self.walk_axis}", "int32", COLUMN)
+        }
+        if self.row_axis is not None:
+            leaves[Index(self.row_axis)] = self.scope.codes.leaf(f"row.{self.row_axis}", "int32", ROW)
+        for symbol, text in self.finished.items():
+            leaves[symbol] = self.scope.codes.leaf(text, "float", ROW)
+        return leaves
+
+    def nonpositive(self, exponent: Node) -> bool:
+        """Whether a running or finished maximum is taken from a value it is the maximum of."""
+        if not isinstance(exponent, Map) or exponent.op != "add":
+            return False
+        for i, part in enumerate(exponent.args):
+            if isinstance(part, Map) and part.op == "neg":
+                top = part.args[0]
+                if isinstance(top, Map) and top.op == "finite":
+                    top = top.args[0]
+                rest = [arg for j, arg in enumerate(exponent.args) if j != i]
+                if len(rest) == 1 and self._at_most(rest[0], top):
+                    return True
+        return False
+
+    def _at_most(self, x: Node, top: Node) -> bool:
+        """Whether ``x`` is at most ``top``, a maximum or the larger of one and something."""
+        if x is top:
+            return True
+        if isinstance(x, Map) and x.op == "where" and x.args[2] is MINUS_INF:
+            conditions = _conjuncts(x.args[0])
+            value = next((m for m in self.maxima.values() if m[0] is x.args[1]), None)
+            return (
+                value is not None
+                and all(condition in conditions for condition in _conjuncts(value[1]))
+                and self._at_most(x.args[1], top)
+            )
+        if top in self.maxima and (x is self.maxima[top][0] or x is _old(top)):
+            return True
+        if isinstance(top, Map) and top.op == "maximum":
+            if isinstance(x, Map) and x.op == "maximum":
+                return all(self._at_most(arg, top) for arg in x.args)
+            return any(self._at_most(x, arg) for arg in top.args)
+        return False
+
+    # -------------------------------------------------------------------------------------------------- tiles
+
+    def tile(self, side: str, record: str, node: Node, columns: Axis) -> TileText:
+        """The tile of ``node`` in the shared memory ``record``."""
+        key = (side, node, columns)
+        if key in self.tiles:
+            return self.tiles[key]
+        scope, shared = self.scope, self.shared[record]
+        row_axis = self.row_axis if side == "own" else self.walk_axis
+        leaves: dict[Node, Code] = {Index(columns): scope.codes.leaf(columns, "int32", ELEMENT)}
+        if row_axis is not None:
+            leaves[Index(row_axis)] = scope.codes.leaf(row_axis, "int32", ELEMENT)
+        code = scope.lowering(leaves)(node)
+        split = scope.split([(code, ELEMENT)])
+        inputs = [part for part in ir.walk([node]) if isinstance(part, Input) and part.kind == "float"]
+        name = scope.parameters.tensor(inputs[0]).name if len(inputs) == 1 else record
+        rows = block_name(row_axis) if row_axis is not None else "1"
+        width = shared.pitch - PAD
+        length = scope.length(columns)
+        size = dict(scope.plan.problem.sizes)[columns]
+        chunked = side != "operand" and width < size
+        made = TileText(
+            name=self._tile_name(name, shared),
+            rows=rows,
+            row_axis=row_axis,
+            row_name=row_axis if row_axis is not None and row_axis in node.axes else "",
+            column_axis=columns,
+            length=length,
+            width=self._width(columns, width, size, length),
+            address=self._address(name, shared.address),
+            statements=split.at(ELEMENT),
+            value=split.text(code),
+            chunked=chunked,
+            own=side == "own",
+        )
+        self.tiles[key] = made
+        return made
+
+    def _tile_name(self, name: str, shared: SharedTile) -> str:
+        taken = {tile.name for tile in self.tiles.values()}
+        return name if name not in taken else f"{name}_{shared.name}"
+
+    def _address(self, name: str, address: int) -> str:
+        constant = f"{name.upper()}_AT"
+        number = 1
+        while self.addresses.get(constant, address) != address:
+            number += 1
+            constant = f"{name.upper()}{number}_AT"
+        self.addresses[constant] = address
+        return constant
+
+    def _width(self, axis: Axis, width: int, size: int, length: str) -> str:
+        """The width of a tile along ``axis`` in the text: its length, where that is it."""
+        if width == size:
+            return length
+        name = block_name(axis) if width < size else f"WIDTH_{axis.upper()}"
+        if self.widths.get(name, width) != width:
+            name += "_OF_SUM"
+        self.widths[name] = width
+        return name
+
+    def share(self, axis: Axis, width: int) -> tuple[str, int]:
+        """The name of a thread's share of features along ``axis``, and how many of them lie side by side."""
+        count = width // self.kernel.columns
+        vector = VECTOR if count % VECTOR == 0 else 1
+        name = f"FEATURES_{axis.upper()}" if self.several_features else "FEATURES"
+        self.shares[axis] = name, count, vector
+        return name, vector
+
+    # -------------------------------------------------------------------------------------------------- walks
+
+    def walk(self, number: int, walk: Walk) -> WalkText:
+        several = len(self.stage.walks) > 1
+        infix = f"{number}_" if several else ""
+        scope, codes = self.scope, self.scope.codes
+        levels = _levels(walk)
+        leaves = self.thread_leaves()
+        walk_tiles = dict.fromkeys((t.walk, t.over) for product in walk.products for t in product.terms)
+        own_tiles = dict.fromkeys(
+            (t.own, t.over) for each in self.stage.walks for product in each.products for t in product.terms
+        )
+        products = []
+        for product in walk.products:
+            factors = []
+            for term in product.terms:
+                own = self.tile(
+                    "own", f"own{list(own_tiles).index((term.own, term.over))}", term.own, term.over
+                )
+                other = self.tile(
+                    f"walk{number}",
+                    f"walk{infix}{list(walk_tiles).index((term.walk, term.over))}",
+                    term.walk,
+                    term.over,
+                )
+                factors.append((own, other))
+            leaves[product.symbol] = codes.leaf(f"{product.symbol.name}[r][c]", "float", ELEMENT)
+            sums = (f"sum_{t.over} {scope.shown(t.own)} {scope.shown(t.walk)}" for t in product.terms)
+            products.append(
+                ProductText(
+                    product.symbol.name, tuple(factors), f"{product.symbol.name} = {' + '.join(sums)}"
+                )
+            )
+        for state, level in levels.items():
+            place = Place(row=True, phase=level + 1)
+            leaves[state.symbol] = codes.leaf(f"row.{state.symbol.name}", "float", place)
+            leaves[_old(state.symbol)] = codes.leaf(f"{state.symbol.name}_old", "float", place)
+            if state.op == "max":
+                self.maxima[state.symbol] = state.value, walk.guard
+        lower = scope.lowering(leaves, self.nonpositive)
+        values = {state: self.value(state) for state in walk.states}
+        roots: list[tuple[Code, Place]] = []
+        for state, level in levels.items():
+            at = ELEMENT._replace(phase=level)
+            value, condition = values[state]
+            roots.append((lower(value), at))
+            if condition is not None:
+                roots.append((lower(condition), at))
+            if state.rescale is not None:
+                roots.append((lower(state.rescale), Place(row=True, phase=level)))
+        guard_code = lower(walk.guard) if walk.guard is not TRUE else None
+        if guard_code is not None:
+            roots.insert(0, (guard_code, ELEMENT))
+        split = scope.split(roots)
+        self.column += split.at(COLUMN)
+        operands = dict.fromkeys((s.operand, s.features) for s in walk.states if s.operand and s.features)
+        texts: dict[State, StateText] = {}
+        weights: dict[tuple[Code, Code | None], str] = {}
+        many = len({values[state] for state in walk.states if state.features}) > 1
+        for state in walk.states:
+            value, condition = values[state]
+            share, vector, operand, held = None, 1, None, ""
+            if state.features:
+                assert state.operand is not None
+                (axis,) = state.features
+                record = f"operand{infix}{list(operands).index((state.operand, state.features))}"
+                operand = self.tile(f"operand{number}", record, state.operand, axis)
+                share, vector = self.share(axis, self.shared[record].pitch - PAD)
+                key = lower(value), lower(condition) if condition is not None else None
+                held = weights.setdefault(key, f"weights{len(weights)}" if many else "weights")
+            name = state.symbol.name
+            texts[state] = StateText(
+                name=name,
+                op=state.op,
+                initial="-INFINITY" if state.op == "max" else "0.0f",
+                value=split.text(lower(value)),
+                rescale=split.text(lower(state.rescale)) if state.rescale is not None else None,
+                running=any(state.symbol in _symbols(other.value) for other in walk.states),
+                old=any(
+                    _old(state.symbol) in _symbols(other.rescale)
+                    for other in walk.states
+                    if other.rescale is not None
+                ),
+                share=share,
+                vector=vector,
+                operand=operand,
+                weights=held,
+                condition=split.text(lower(condition)) if condition is not None else None,
+                equation=self.equation(state),
+            )
+        phases = tuple(
+            Phase(
+                row=split.at(Place(row=True, phase=level)) if level else (),
+                element=split.at(ELEMENT._replace(phase=level)),
+                states=tuple(texts[state] for state, at in levels.items() if at == level),
+            )
+            for level in range(max(levels.values(), default=-1) + 1)
+        )
+        row = list(split.at(ROW))
+        stores, more = self.stores(walk, leaves)
+        row += more
+        views = tuple(
+            tile for (side, _, _), tile in self.tiles.items() if side in (f"walk{number}", f"operand{number}")
+        )
+        text = WalkText(
+            number=str(number) if several else "",
+            products=tuple(products),
+            phases=phases,
+            arrays=split.arrays(),
+            guard=split.text(guard_code) if guard_code is not None else None,
+            guard_comment=scope.shown(walk.guard),
+            row=row,
+            stores=stores,
+            tiles=tuple(tile for tile in views if not tile.chunked),
+            views=views,
+            loop=loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis),
+        )
+        for state in walk.states:
+            self.finished[state.symbol] = f"row.{state.symbol.name}"
+        return text
+
+    def value(self, state: State) -> tuple[Node, Node | None]:
+        """What is summed, and for a weighted sum the positions where the term exists at all."""
+        value = state.value
+        if state.operand is not None and not state.features:
+            return ir.mul(value, state.operand), None
+        if state.features and isinstance(value, Map) and value.op == "where" and value.args[2] is ZERO:
+            conditions = _conjuncts(value.args[0])
+            exists = [c for c in conditions if not any(isinstance(n, Symbol | Random) for n in ir.walk([c]))]
+            if exists:
+                rest = ir.conjunction(*(c for c in conditions if c not in exists))
+                return ir.where(rest, value.args[1], ZERO), ir.conjunction(*exists)
+        return value, None
+
+    def equation(self, state: State) -> str:
+        """How a state is updated by a tile."""
+        shown, name, over = self.scope.shown, state.symbol.name, self.walk_axis
+        term = shown(state.value)
+        if state.operand is not None:
+            alone = isinstance(state.value, Map) and state.value.op == "add"
+            term = f"{f'({term})' if alone else term} * {shown(state.operand)}"
+        if state.op == "max":
+            return f"{name} = max({name}, max_{over} {term})"
+        scaled = name if state.rescale is None else f"{name} * {shown(state.rescale)}"
+        return f"{name} = {scaled} + sum_{over} {term}"
+
+    # ------------------------------------------------------------------------------------------------ outputs
+
+    def stores(self, walk: Walk, leaves: dict[Node, Code]) -> tuple[StoresText | None, list[Statement]]:
+        """Outputs with the walk's axis, written by every element."""
+        if not walk.stores:
+            return None, []
+        scope = self.scope
+        lower = scope.lowering(leaves, self.nonpositive)
+        targets = [(output, scope.written(output)) for output in walk.stores]
+        codes = [(scope.store(lower, tensor), lower(output.node)) for output, tensor in targets]
+        split = scope.split([(code, ELEMENT) for pair in codes for code in pair])
+        self.column += split.at(COLUMN)
+        stores = tuple(
+            self.store(split.text(target), split.text(value), output, tensor)
+            for (target, value), (output, tensor) in zip(codes, targets, strict=True)
+        )
+        return StoresText(self.walk_axis, "", "COLUMNS", 1, split.at(ELEMENT), stores), list(split.at(ROW))
+
+    def store(self, target: str, value: str, output: Output, tensor: Tensor) -> StoreText:
+        equation = f"{tensor.name} = {self.scope.shown(output.node)}"
+        return StoreText(target, f"from_float<{tensor.storage}>({value})", equation, tensor)
+
+    def outputs(self) -> tuple[Sequence[Statement], StoresText | None, tuple[StoresText, ...]]:
+        """What is computed and written after the last walk, by row and by feature."""
+        scope, codes = self.scope, self.scope.codes
+        row = Place(row=True, phase=AFTER)
+        leaves = self.thread_leaves()
+        if self.row_axis is not None:
+            leaves[Index(self.row_axis)] = codes.leaf(f"row.{self.row_axis}", "int32", row)
+        features: dict[Node, Axis] = {
+            s.symbol: s.features[0] for walk in self.stage.walks for s in walk.states if s.features
+        }
+        for symbol, text in self.finished.items():
+            axis = features.get(symbol)
+            place = row if axis is None else Place(True, True, AFTER)
+            leaves[symbol] = codes.leaf(text if axis is None else f"{text}[f]", "float", place)
+        for axis in set(features.values()):
+            leaves[Index(axis)] = codes.leaf(axis, "int32", Place(True, True, AFTER))
+        lower = scope.lowering(leaves, self.nonpositive)
+        found: dict[Axis | None, list[tuple[Output, Tensor]]] = {}
+        for output in self.stage.outputs:
+            along = [axis for axis in output.node.axes if axis in self.shares]
+            assert len(along) < 2, f"{output.name} has two feature axes"
+            found.setdefault(along[0] if along else None, []).append((output, scope.written(output)))
+        statements: list[Statement] = []
+        by_row: StoresText | None = None
+        by_feature: list[StoresText] = []
+        for axis, group in found.items():
+            place = row if axis is None else Place(True, True, AFTER)
+            pairs = [(scope.store(lower, tensor), lower(output.node)) for output, tensor in group]
+            split = scope.split([(code, place) for pair in pairs for code in pair])
+            statements += split.at(row)
+            stores = tuple(
+                self.store(split.text(target), split.text(value), output, tensor)
+                for (target, value), (output, tensor) in zip(pairs, group, strict=True)
+            )
+            if axis is None:
+                by_row = StoresText(None, "", "", 1, (), stores)
+            else:
+                share, _, vector = self.shares[axis]
+                by_feature.append(
+                    StoresText(axis, scope.length(axis), share, vector, split.at(place), stores)
+                )
+        return statements, by_row, tuple(by_feature)
+
+    # ---------------------------------------------------------------------------------------------- constants
+
+    def constants(self) -> list[tuple[str, str, str]]:
+        """(type, ``NAME = value``, comment) of each, those of a line in one entry."""
+        kernel = self.kernel
+        own = block_name(self.row_axis) if self.row_axis is not None else "1"
+        walk = block_name(self.walk_axis)
+        blocks = [f"{own} = {kernel.block_own}"] if self.row_axis is not None else []
+        found = [
+            (
+                "int",
+                ", ".join([*blocks, f"{walk} = {kernel.block_walk}"]),
+                "rows of a block, columns of a tile",
+            ),
+            ("int", f"THREADS = {kernel.threads}, LANES = {kernel.columns}", "LANES of them share a row"),
+            (
+                "int",
+                f"ROWS = {own} * LANES / THREADS, COLUMNS = {walk} / LANES",
+                "of a tile, each thread's share",
+            ),
+        ]
+        shares = [f"{name} = {count}" for name, count, _ in self.shares.values()]
+        if shares:
+            found.append(("int", ", ".join(shares), "of a weighted sum, each thread's share"))
+        widths = [f"{name} = {width}" for name, width in self.widths.items()]
+        if widths:
+            found.append(("int", ", ".join(widths), "columns of a tile in shared memory"))
+        at = [f"{name} = {address}" for name, address in self.addresses.items()]
+        if "weights" in self.shared:
+            at.append(f"WEIGHTS_AT = {self.shared['weights'].address}")
+        found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
+        return found
+
+
+def _levels(walk: Walk) -> dict[State, int]:
+    """The phase of each state, in the order in which they are updated."""
+    levels: dict[State, int] = {}
+    for state in walk.states:
+        waits = _symbols(state.value) | (_symbols(state.rescale) if state.rescale is not None else set())
+        below = [level for other, level in levels.items() if waits & {other.symbol, _old(other.symbol)}]
+        levels[state] = 1 + max(below, default=-1)
+    return dict(sorted(levels.items(), key=lambda item: item[1]))
+
+
+def _old(symbol: Node) -> Symbol:
+    """The value of a running state before this tile."""
+    assert isinstance(symbol, Symbol)
+    return Symbol(f"{symbol.name}_old", symbol.over, symbol.stored)
+
+
+def _symbols(x: Node) -> set[Node]:
+    return {node for node in ir.walk([x]) if isinstance(node, Symbol)}
+
+
+def _conjuncts(condition: Node) -> tuple[Node, ...]:
+    if condition is TRUE:
+        return ()
+    return condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)

@@ -1,0 +1,118 @@
+"""What the text of a kernel is made from: names of axes, statements by place, comments in the user's
+words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fagen.derive.extent import Extent
+from fagen.emit.cexpr import HEAD, Expressions, Lowering
+from fagen.emit.code import BLOCK, Code, Place, Split, Splitter, Statement, Variable
+from fagen.emit.params import Parameters, Tensor
+from fagen.ir import graph as ir
+from fagen.ir.graph import Axis, Index, Input, Map, Node, Output, Symbol
+from fagen.ir.show import show
+from fagen.plan.plan import KernelPlan, Plan
+
+
+def block_name(axis: Axis) -> str:
+    """The constant that says how many positions of ``axis`` a tile has."""
+    return f"BLOCK_{axis.upper()}"
+
+
+class Scope:
+    """One kernel's expressions and names. ``block`` collects what is computed once a block."""
+
+    def __init__(self, plan: Plan, kernel: KernelPlan, parameters: Parameters) -> None:
+        self.plan = plan
+        self.kernel = kernel
+        self.parameters = parameters
+        sizes = dict(plan.problem.sizes)
+        fast = "fp32" not in plan.problem.inputs
+        limits: dict[Node, Extent] = {}
+        for ranges in kernel.ranges:
+            limits.update(ranges.limits if ranges is not None else {})
+        self.expressions = Expressions(parameters, sizes, fast, limits)
+        self.codes = self.expressions.codes
+        self.splitter = Splitter()
+        self.block: list[Statement] = []
+        self.grid: dict[Node, Code] = {
+            Index(axis): self.codes.leaf(f"block.{axis}", "int32") for axis in kernel.grid_axes
+        }
+        if {"hk", "g"} <= set(kernel.grid_axes):
+            self.grid[HEAD] = self.codes.leaf("block.h", "int32")
+
+    def lowering(
+        self,
+        leaves: Mapping[Node, Code],
+        nonpositive: Callable[[Node], bool] = lambda exponent: False,
+    ) -> Lowering:
+        """Expressions at a point where ``leaves`` are known beside the positions along the grid."""
+        return Lowering(self.expressions, {**self.grid, **leaves}, nonpositive)
+
+    def split(self, roots: Iterable[tuple[Code, Place]]) -> Split:
+        """Statements for ``roots``; those of the block are kept for its start."""
+        split = self.splitter.split(roots)
+        self.block += split.at(BLOCK)
+        return split
+
+    def fields(self, place: Place) -> list[Variable]:
+        """What the struct of a place holds beside its position."""
+        return self.splitter.fields[place]
+
+    def length(self, axis: Axis) -> str:
+        """The length of an axis in the text."""
+        return self.expressions.length(axis).form
+
+    def store(self, lower: Lowering, tensor: Tensor) -> Code:
+        """The element of ``tensor`` to be written at the current positions."""
+        return lower.element(tensor, [lower.position(axis) for axis in tensor.layout])
+
+    def written(self, output: Output) -> Tensor:
+        """The tensor that an output of the stage goes to."""
+        return self.parameters.written(self.kernel.stage.name, output)
+
+    # ----------------------------------------------------------------------------------------------- comments
+
+    def shown(self, node: Node) -> str:
+        """``node`` in the user's words, tensors with a role of their own under it."""
+        return show(node, self._display([node]))
+
+    def _display(self, roots: Sequence[Node]) -> dict[Node, str]:
+        names: dict[Node, str] = {}
+        for node in ir.walk(roots):
+            if isinstance(node, Input):
+                tensor = self.parameters.tensor(node)
+                table = tensor.name.startswith("table")
+                names[node] = tensor.called if table else tensor.name
+            elif isinstance(node, Symbol):
+                names[node] = node.name
+            elif isinstance(node, Map) and node.op == "finite":
+                names[node] = show(node.args[0], names)
+        return names
+
+
+# ------------------------------------------------------------------------------------------------- functions
+
+
+class Routines:
+    """Functions of the emitted text: each takes what its body uses, and a call passes the same."""
+
+    def __init__(self) -> None:
+        self._parameters: dict[str, list[tuple[str, str]]] = {}
+
+    def define(self, name: str, body: str, parameters: Sequence[str]) -> str:
+        """The parameters of ``name``: those of ``parameters`` (``type name``) whose name ``body`` says."""
+        kept = []
+        for declared in parameters:
+            own = re.findall(r"\w+", re.sub(r"\[\w*\]", "", declared))[-1]
+            if re.search(rf"\b{own}\b", body):
+                kept.append((declared, own))
+        self._parameters[name] = kept
+        return ", ".join(declared for declared, _ in kept)
+
+    def call(self, name: str, template: str = "", **values: str) -> str:
+        """A call; an argument is called as its parameter, unless ``values`` say otherwise."""
+        arguments = ", ".join(values.get(own, own) for _, own in self._parameters[name])
+        return f"{name}{f'<{template}>' if template else ''}({arguments})"

@@ -1,0 +1,49 @@
+// layout.cuh: where the elements of tensor-core operands lie; the part of mma.cuh that is the same everywhere.
+//
+// A tile of 16-bit elements in shared memory is made of chunks of 16 bytes, eight elements of a row. A tensor-core load
+// reads one chunk of eight neighbouring rows at once; they must lie on different banks. Where a row is a whole number
+// of 128-byte lines, a power of two, the chunks of row r are permuted by an exclusive or with r % 8; else a row begins
+// an odd number of chunks after the one before.
+#pragma once
+
+#include <types.cuh>
+
+// The chunk of a 16 x 16 block whose address a lane gives to a load: its row and its number in the row.
+struct LaneChunk {
+  int row, chunk;
+};
+
+// Quarters of the block in the order upper left, lower left, upper right, lower right ...
+__device__ __forceinline__ LaneChunk chunk_by_rows(int lane) {
+  return {lane % 16, lane / 16};
+}
+
+// ... and upper left, upper right, lower left, lower right.
+__device__ __forceinline__ LaneChunk chunk_by_columns(int lane) {
+  return {lane / 16 * 8 + lane % 8, lane / 8 % 2};
+}
+
+template <int WIDTH>
+struct TileLayout {
+  static_assert(WIDTH % 16 == 0, "tensor cores take 16 columns at a time");
+  static constexpr int CHUNKS = WIDTH / 8;
+  static constexpr bool SWIZZLED = CHUNKS >= 8 && (CHUNKS & (CHUNKS - 1)) == 0;
+  static constexpr int PITCH = 8 * (SWIZZLED ? CHUNKS : CHUNKS | 1);  // elements from a row to the next
+
+  // The index of an element.
+  __device__ __forceinline__ static int at(int row, int column) {
+    const int chunk = column / 8;
+    return row * PITCH + (SWIZZLED ? chunk ^ (row & 7) : chunk) * 8 + column % 8;
+  }
+
+  // Where a lane's chunk of the block from (row, column), multiples of 16, lies: the sum of two numbers of bytes. The
+  // first takes at most four values in a lane, however many blocks there are; the second is the same for all lanes.
+  __device__ __forceinline__ static uint32 lane_bytes(LaneChunk lane, int column) {
+    const int chunk = SWIZZLED ? ((column / 8 & 7) | lane.chunk) ^ (lane.row & 7) : lane.chunk;
+    return lane.row * (2 * PITCH) + chunk * 16;
+  }
+
+  __device__ __forceinline__ static uint32 block_bytes(int row, int column) {
+    return row * (2 * PITCH) + (SWIZZLED ? column & ~63 : column) * 2;
+  }
+};

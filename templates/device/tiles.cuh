@@ -1,0 +1,81 @@
+// tiles.cuh: matrices in shared memory.
+//
+//   Tile<ROWS, WIDTH> tile(address)   fp32, from byte `address` of the block's shared memory; a row is followed by four
+//                                     elements more, so that threads reading one column of many rows, or one vector
+//                                     of each, meet different banks
+//   tile(row, column)                 an element, to read or to assign
+//   tile.load<N>(row, column)         elements column .. column + N - 1 of a row, one access
+//   fill_tile<THREADS>(tile, first, length, columns, element)
+//       by the whole block: row i, column j becomes element(first + i, j). Past `length` the last row is repeated;
+//       columns past `columns` become 0. Neighbouring threads ask for neighbouring columns. With a further argument
+//       `from` the tile's first column is column `from`.
+//   next_tile<BLOCK>(begin, end, from)
+//       the first multiple of BLOCK from `from` on where a tile meets one of the ranges begin[i] .. end[i] - 1;
+//       the largest int32 if there is none
+//   partition_point(length, below)    how many of 0 .. length - 1 come before the first at which below(i) is false
+#pragma once
+
+#include <shared.cuh>
+
+template <int ROWS_, int WIDTH_>
+struct Tile {
+  static constexpr int ROWS = ROWS_, WIDTH = WIDTH_, PITCH = WIDTH_ + 4;
+  Shared<float, ROWS_ * PITCH> memory;
+
+  __device__ __forceinline__ explicit Tile(uint32 address) : memory(address) {}
+
+  __device__ __forceinline__ float& operator()(int row, int column) const {
+    return memory[row * PITCH + column];
+  }
+
+  template <int N>
+  __device__ __forceinline__ Vec<float, N> load(int row, int column) const {
+    return load_vector<N>(memory, row * PITCH + column);
+  }
+};
+
+template <int THREADS, int ROWS, int WIDTH, class Element>
+__device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
+                                          Element element, int from = 0) {
+  constexpr int BATCH = 8;  // elements of a thread on their way at once
+  const int last = length - first - 1;
+  for (int start = threadIdx.x; start < ROWS * WIDTH; start += THREADS * BATCH) {
+    float values[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int at = start + i * THREADS;
+      const int row = at / WIDTH < last ? at / WIDTH : last, column = from + at % WIDTH;
+      values[i] = at < ROWS * WIDTH && column < columns ? element(first + row, column) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int at = start + i * THREADS;
+      if (at < ROWS * WIDTH) tile(at / WIDTH, at % WIDTH) = values[i];
+    }
+  }
+}
+
+template <int BLOCK, int N>
+__device__ __forceinline__ int next_tile(const int (&begin)[N], const int (&end)[N], int from) {
+  int next = 0x7fffffff;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int start = begin[i] / BLOCK * BLOCK > from ? begin[i] / BLOCK * BLOCK : from;
+    if (start < end[i] && start < next) next = start;
+  }
+  return next;
+}
+
+template <class Below>
+__device__ __forceinline__ int partition_point(int length, Below below) {
+  int low = 0, high = length;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (below(middle)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
