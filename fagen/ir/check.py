@@ -21,6 +21,7 @@ from fagen.ir.graph import (
     Scatter,
     Size,
     Symbol,
+    index,
     split_heads,
     walk,
 )
@@ -78,7 +79,7 @@ def axes_are_declared(graph: Graph) -> None:
 
 def outputs_are_laid_out(graph: Graph) -> None:
     """An output's layout holds exactly the axes of its value, and each of them has a length."""
-    bound = {axis for argument in direct_inputs(graph) for axis in argument.axes}
+    bound = set(split_heads(_places(graph).direct))
     bound |= {"g"} if "hk" in bound else set()
     for output in graph.outputs:
         if set(split_heads(output.layout)) != set(output.node.axes):
@@ -123,10 +124,10 @@ def indices_are_integers(graph: Graph) -> None:
                     f"{show(node.table)} has {len(node.indices)} indices for {len(node.table.layout)} axes",
                     call=graph.name,
                 )
-            for index in node.indices:
-                if index.kind != "int":
+            for place in node.indices:
+                if place.kind != "int":
                     raise DtypeError(
-                        f"the index {show(index)} of {show(node.table)} is no integer", call=graph.name
+                        f"the index {show(place)} of {show(node.table)} is no integer", call=graph.name
                     )
 
 
@@ -184,7 +185,10 @@ def _list(axes: Sequence[Axis]) -> str:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where an axis stands: (argument's place, dimension) for each tensor that has it, as declared."""
+    """Where an axis stands: (argument's place, dimension) for each tensor that has it, as declared.
+
+    ``direct`` are those read at their own position along it, ``indexed`` those reached otherwise.
+    """
 
     direct: dict[Axis, tuple[tuple[int, int], ...]]
     indexed: dict[Axis, tuple[tuple[int, int], ...]]
@@ -195,11 +199,15 @@ class _Places:
 def _places(graph: Graph) -> _Places:
     direct: dict[Axis, list[tuple[int, int]]] = {}
     indexed: dict[Axis, list[tuple[int, int]]] = {}
-    read = set(direct_inputs(graph))
+    read = {(argument, axis) for argument in direct_inputs(graph) for axis in argument.layout}
+    for node in _nodes(graph):
+        if isinstance(node, Load):
+            pairs = zip(node.table.layout, node.indices, strict=True)
+            read |= {(node.table, axis) for axis, place in pairs if place is index(axis)}
     for place, argument in enumerate(graph.arguments):
         if isinstance(argument, Input):
-            into = direct if argument in read else indexed
             for dimension, axis in enumerate(argument.layout):
+                into = direct if (argument, axis) in read else indexed
                 into.setdefault(axis, []).append((place, dimension))
     used = {node.axis for node in _nodes(graph) if isinstance(node, Index | Size)}
     return _Places(
@@ -213,8 +221,8 @@ def bind_sizes(graph: Graph, shapes: Sequence[Sequence[int] | None]) -> dict[Axi
     """The length of each axis, ``h`` as ``hk`` times ``g``, from the shapes of a call's arguments.
 
     ``shapes`` has an entry for each argument of the graph (None for a scalar). A dimension of length 1
-    broadcasts. A tensor that is only indexed binds its axes where nothing else does. Raises `UsageError`
-    naming the tensors, the axis and the numbers where they disagree.
+    broadcasts; one that is only reached by another index has any length, and gives its axis one where nothing
+    else does. Raises `UsageError` naming the tensors, the axis and the numbers where they disagree.
     """
     if len(shapes) != len(graph.arguments):
         raise UsageError(

@@ -139,8 +139,11 @@ def test_a_table_that_is_only_indexed_has_any_length():
         return graph(ir.add(node, *more) if more else node, (Q, K, V, DOC))
 
     assert direct_inputs(indexed()) == (Q, K, V)
-    sizes = bind_sizes(indexed(), (Q_SHAPE, K_SHAPE, V_SHAPE, (7, 500)))
-    assert (sizes["b"], sizes["position"]) == (2, 500)
+    for batch in (1, 2):
+        sizes = bind_sizes(indexed(), (Q_SHAPE, K_SHAPE, V_SHAPE, (batch, 500)))
+        assert (sizes["b"], sizes["position"]) == (2, 500)
+    with pytest.raises(UsageError, match="mine: q has b = 2 and doc has b = 7"):  # read at its own b
+        bind_sizes(indexed(), (Q_SHAPE, K_SHAPE, V_SHAPE, (7, 500)))
 
 
 @pytest.mark.parametrize(
