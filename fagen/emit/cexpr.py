@@ -182,7 +182,7 @@ class Lowering:
         if isinstance(node, Load):
             return self._read(
                 node.table,
-                [self._clamped(i, axis) for i, axis in zip(node.indices, node.table.layout, strict=True)],
+                [self._clamped(node, i) for i in range(len(node.indices))],
             )
         if isinstance(node, Random):
             return self._random(node)
@@ -202,13 +202,16 @@ class Lowering:
             )
         return self._done[HEAD]
 
-    def _clamped(self, index: Node, axis: Axis) -> Code:
+    def _clamped(self, node: Load, i: int) -> Code:
+        """Index number ``i`` of a gather, brought into the table."""
+        index, axis = node.indices[i], node.table.layout[i]
         if index is ir.index(axis):
             return self.position(axis)
         if isinstance(index, Const) and index.value == 0:
             return self(index)
-        length = ir.size(axis)
-        return self._codes.call("clamp_index", (self(index), self(length)), "int32", 3)
+        extent = self._shared.names.tensor(node.table).extents[i]
+        size = self._codes.leaf(extent, "int32")
+        return self._codes.call("clamp_index", (self(index), size), "int32", 3)
 
     def _read(self, table: Input, positions: list[Code]) -> Code:
         tensor = self._shared.names.tensor(table)

@@ -15,7 +15,7 @@ from fagen.derive.walk import State, Walk
 from fagen.emit.code import BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Statement, Variable
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
-from fagen.emit.scope import Scope, block_name
+from fagen.emit.scope import Scope, block_name, said
 from fagen.ir import graph as ir
 from fagen.ir.graph import MINUS_INF, TRUE, ZERO, Axis, Index, Input, Map, Node, Output, Random, Symbol
 from fagen.plan.cost import PAD, VECTOR
@@ -288,7 +288,7 @@ class ForwardLoop:
         own = [Variable("int32", axis) for axis in (*self.grid_axes, "h")]
         if self.row_axis is not None:
             own += [Variable("int32", f"{self.row_axis}_{end}") for end in ("start", "last")]
-        return _said([*own, *self.scope.fields(BLOCK)], "block", text)
+        return said([*own, *self.scope.fields(BLOCK)], "block", text)
 
     def row_members(self, text: str) -> list[Variable]:
         """Fields of a row that ``text`` says."""
@@ -300,17 +300,12 @@ class ForwardLoop:
             for walk in self.walks
             for state in walk.states
         ]
-        return _said([*own, *self.scope.fields(ROW), *states], "row", text)
+        return said([*own, *self.scope.fields(ROW), *states], "row", text)
 
     def column_members(self, text: str) -> list[Variable]:
         """Fields of a column that ``text`` says."""
         own = [Variable("int32", self.walk_axis), Variable("bool", "inside")]
-        return _said([*own, *self.scope.fields(COLUMN)], "column", text)
-
-
-def _said(members: Sequence[Variable], prefix: str, text: str) -> list[Variable]:
-    said = set(re.findall(rf"\b{prefix}(?:s\[r\])?\.(\w+)", text))
-    return [member for member in members if member.name.partition("[")[0] in said]
+        return said([*own, *self.scope.fields(COLUMN)], "column", text)
 
 
 def forward_loop(scope: Scope) -> ForwardLoop:
@@ -514,7 +509,7 @@ class _Builder:
             if state.op == "max":
                 self.maxima[state.symbol] = state.value, walk.guard
         lower = scope.lowering(leaves, self.nonpositive)
-        values = {state: self.value(state) for state in walk.states}
+        values = {state: term_of(state) for state in walk.states}
         roots: list[tuple[Code, Place]] = []
         for state, level in levels.items():
             at = ELEMENT._replace(phase=level)
@@ -594,19 +589,6 @@ class _Builder:
         for state in walk.states:
             self.finished[state.symbol] = f"row.{state.symbol.name}"
         return text
-
-    def value(self, state: State) -> tuple[Node, Node | None]:
-        """What is summed, and for a weighted sum the positions where the term exists at all."""
-        value = state.value
-        if state.operand is not None and not state.features:
-            return ir.mul(value, state.operand), None
-        if state.features and isinstance(value, Map) and value.op == "where" and value.args[2] is ZERO:
-            conditions = _conjuncts(value.args[0])
-            exists = [c for c in conditions if not any(isinstance(n, Symbol | Random) for n in ir.walk([c]))]
-            if exists:
-                rest = ir.conjunction(*(c for c in conditions if c not in exists))
-                return ir.where(rest, value.args[1], ZERO), ir.conjunction(*exists)
-        return value, None
 
     def equation(self, state: State) -> str:
         """How a state is updated by a tile."""
@@ -737,6 +719,20 @@ def _old(symbol: Node) -> Symbol:
 
 def _symbols(x: Node) -> set[Node]:
     return {node for node in ir.walk([x]) if isinstance(node, Symbol)}
+
+
+def term_of(state: State) -> tuple[Node, Node | None]:
+    """What a state sums, and for a weighted sum the positions where the term exists at all."""
+    value = state.value
+    if state.operand is not None and not state.features:
+        return ir.mul(value, state.operand), None
+    if state.features and isinstance(value, Map) and value.op == "where" and value.args[2] is ZERO:
+        conditions = _conjuncts(value.args[0])
+        exists = [c for c in conditions if not any(isinstance(n, Symbol | Random) for n in ir.walk([c]))]
+        if exists:
+            rest = ir.conjunction(*(c for c in conditions if c not in exists))
+            return ir.where(rest, value.args[1], ZERO), ir.conjunction(*exists)
+    return value, None
 
 
 def _conjuncts(condition: Node) -> tuple[Node, ...]:

@@ -22,16 +22,22 @@ TensorId: TypeAlias = tuple[Literal["argument", "output", "buffer"], int]
 """An argument of the program by its position, an output by its place, a buffer of the plan by its place."""
 
 Source: TypeAlias = (
-    tuple[Literal["data"], TensorId]  # the address of its first element
-    | tuple[
-        Literal["stride"], TensorId, int
-    ]  # elements from one position of a memory axis to the next; 0 if broadcast
+    tuple[Literal["data"], TensorId]
+    | tuple[Literal["stride"], TensorId, int]
+    | tuple[Literal["extent"], TensorId, int]
     | tuple[Literal["length"], Axis]
-    | tuple[Literal["scalar"], int]  # an argument by its position
-    | tuple[Literal["seed"]]  # the address of a 64-bit seed
+    | tuple[Literal["scalar"], int]
+    | tuple[Literal["seed"]]
 )
-"""Where a launch finds a parameter's value. A tensor without elements still needs an address with one
-element."""
+"""Where a launch finds a parameter's value:
+
+data    the address of a tensor's first element; one without elements still has an address, with one element
+stride  elements from one position of a memory axis to the next; 0 where it broadcasts
+extent  how many positions a memory axis has; 1 where it broadcasts
+length  of an axis of the program
+scalar  the argument at a position
+seed    the address of a 64-bit seed
+"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,11 @@ class Tensor:
     def strides(self) -> tuple[str, ...]:
         """The parameters that hold its strides."""
         return tuple(f"p.{self.name}_{axis}" for axis in self.layout)
+
+    @property
+    def extents(self) -> tuple[str, ...]:
+        """The parameters that hold how many positions each axis of its memory has."""
+        return tuple(f"p.{self.name}_{axis}_size" for axis in self.layout)
 
     @property
     def ctype(self) -> str:
@@ -255,13 +266,14 @@ class Parameters:
         return lines
 
     def _all(self) -> Iterable[Field]:
-        order: tuple[TensorId, ...] = tuple(self.tensors)
-        for at in order:
-            tensor = self.tensors[at]
+        for at, tensor in self.tensors.items():
             yield Field(tensor.name, tensor.ctype, ("data", at))
             for i, axis in enumerate(tensor.layout):
                 yield Field(f"{tensor.name}_{axis}", "int64", ("stride", at, i))
         yield Field("seed", "const uint64*", ("seed",))
+        for at, tensor in self.tensors.items():
+            for i, axis in enumerate(tensor.layout):
+                yield Field(f"{tensor.name}_{axis}_size", "int32", ("extent", at, i))
         for axis in self._axes():
             yield Field(self.length(axis)[2:], "int32", ("length", axis))
         for i, scalar in enumerate(self._scalars):

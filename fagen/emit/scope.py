@@ -116,3 +116,9 @@ class Routines:
         """A call; an argument is called as its parameter, unless ``values`` say otherwise."""
         arguments = ", ".join(values.get(own, own) for _, own in self._parameters[name])
         return f"{name}{f'<{template}>' if template else ''}({arguments})"
+
+
+def said(members: Sequence[Variable], prefix: str, text: str) -> list[Variable]:
+    """The fields of ``members`` that ``text`` reads or assigns behind ``prefix``."""
+    said = set(re.findall(rf"\b{prefix}(?:s\[r\])?\.(\w+)", text))
+    return [member for member in members if member.name.partition("[")[0] in said]
