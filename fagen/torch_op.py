@@ -25,9 +25,9 @@ Run: TypeAlias = "Callable[[Sequence[Any]], Outputs]"
 def no_backward(name: str) -> UsageError:
     """The error of a gradient that no kernel computes."""
     return UsageError(
-        "the gradient was asked for, and this family has no backward kernels",
+        "the gradient was asked for, and there are no backward kernels",
         call=name,
-        works='family="reference" computes it in float64; torch.no_grad() says that none is wanted',
+        works='family="reference", outside torch.compile, computes it; torch.no_grad() says none is wanted',
     )
 
 
@@ -53,12 +53,20 @@ class Call(torch.autograd.Function):
 class Callee:
     """What the operator calls by name: ``run`` on real tensors, ``shapes`` on those that only have a shape.
 
-    ``shapes`` gives the size, dtype and strides of each output as an empty tensor.
+    ``shapes`` gives the size, dtype and strides of each output as an empty tensor. ``numbers`` has an entry
+    for each value: None for a tensor, and what a number is to become again, which the operator takes as a
+    double.
     """
 
     name: str
     run: Run
     shapes: Run
+    numbers: tuple[type[int] | type[float] | None, ...]
+
+    def values(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
+        """Tensors and numbers in the order of the call."""
+        some, others = iter(tensors), iter(numbers)
+        return [next(some) if number is None else number(next(others)) for number in self.numbers]
 
 
 _callees: dict[str, Callee] = {}
@@ -69,24 +77,33 @@ _lock = threading.Lock()
 def register(callee: Callee) -> str:
     """Keep a callee for as long as the process lives, and return the key the operator knows it by."""
     with _lock:
+        _define()
         key = f"{callee.name}:{next(_numbers)}"
         _callees[key] = callee
     return key
 
 
+def through_operator(key: str, given: Sequence[Any]) -> Outputs:
+    """The outputs of a callee for values in the order of the call, through the operator."""
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    numbers = [float(value) for value in given if not isinstance(value, Tensor)]
+    return tuple(torch.ops.fagen.call(key, tensors, numbers))
+
+
 @lru_cache(maxsize=1)
-def operator() -> Callable[[str, list[Tensor], list[float]], list[Tensor]]:
-    """The operator ``fagen::call(key, tensors, scalars)``, defined when it is first needed."""
+def _define() -> None:
+    """Define ``fagen::call(key, tensors, numbers)`` and its gradient, when first needed: it takes time."""
 
     @torch.library.custom_op("fagen::call", mutates_args=())
-    def call(key: str, tensors: list[Tensor], scalars: list[float]) -> list[Tensor]:
-        with torch.no_grad():
-            outputs = _callees[key].run([*tensors, *scalars])
-        return list(outputs)
+    def call(key: str, tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
+        callee = _callees[key]
+        with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+            return list(callee.run(callee.values(tensors, numbers)))
 
     @call.register_fake
-    def _(key: str, tensors: list[Tensor], scalars: list[float]) -> list[Tensor]:
-        return list(_callees[key].shapes([*tensors, *scalars]))
+    def _(key: str, tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
+        callee = _callees[key]
+        return list(callee.shapes(callee.values(tensors, numbers)))
 
     @torch.library.custom_op("fagen::call_backward", mutates_args=())
     def call_backward(key: str, gradients: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
@@ -101,7 +118,8 @@ def operator() -> Callable[[str, list[Tensor], list[float]], list[Tensor]]:
         ctx.save_for_backward(*tensors)
 
     def backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-        return None, call_backward(ctx.key, list(gradients), list(ctx.saved_tensors)), None
+        floats = [tensor for tensor in ctx.saved_tensors if tensor.is_floating_point()]
+        results = iter(call_backward(ctx.key, list(gradients), floats))
+        return None, [next(results) if t.is_floating_point() else None for t in ctx.saved_tensors], None
 
     call.register_autograd(backward, setup_context=setup_context)
-    return call

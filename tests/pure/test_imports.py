@@ -12,19 +12,22 @@ PACKAGE = ROOT / "fagen"
 
 # One row a layer, from the bottom up; parts of one row do not see each other.
 LAYERS = (
-    ("errors", "paths"),
+    ("errors", "paths", "version"),
     ("ir",),
     ("lang",),
     ("derive",),
     ("plan",),
     ("emit",),
     ("run",),
-    ("compile",),
+    ("compile", "plain"),
+    ("torch_op", "export"),
+    ("calls",),
+    ("study",),
     ("api",),
-    ("torch_op",),
-    ("study", "compat", "bench"),
+    ("compat", "bench"),
+    ("__init__",),
     ("cli",),
-    ("__init__", "__main__"),
+    ("__main__",),
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 MODULES = sorted(PACKAGE.rglob("*.py"))

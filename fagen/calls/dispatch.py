@@ -1,0 +1,272 @@
+"""The short way of a call: facts that decide everything but addresses and numbers, and a run prepared for
+them.
+
+The first call with given facts (dtypes, devices, shapes, strides, whether gradients are wanted) checks its
+values, finds or compiles a kernel and leaves a prepared run behind; a later one finds it by its facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen import torch_op
+from fagen.calls.prepared import OnEmulator, OnGpu, draw_seed, output_shapes
+from fagen.calls.values import (
+    DTYPE_OF,
+    Values,
+    autocast_dtype,
+    autocasts,
+    check_dtypes,
+    read,
+    storages,
+)
+from fagen.compile import Compiled, compile_problem, problem_of
+from fagen.errors import DtypeError, PlanError, UsageError
+from fagen.ir.graph import Axis, Graph, Input, Scalar
+from fagen.ir.show import length_name
+from fagen.lang.program import Options
+from fagen.plan.arch import arch_for
+from fagen.plan.cost import output_storages
+from fagen.plan.plan import Problem, Storage
+from fagen.torch_op import Callee, Outputs, Run
+
+REFERENCE = "reference"
+"""The family that is no kernel: float64, on any device, differentiable."""
+
+MOST_ENTRIES = 4096
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class _Entry:
+    """A prepared run, and the object its key knows by identity: no other takes that identity meanwhile."""
+
+    __slots__ = ("held", "run")
+
+    def __init__(self, run: Run, held: object) -> None:
+        self.run = run
+        self.held = held
+
+
+_entries: dict[tuple[Any, ...], _Entry] = {}
+
+
+def call(
+    graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None = None
+) -> Tensor | Outputs:
+    """The outputs of a graph for a value for each of its arguments: one tensor, or a tuple of several.
+
+    ``kernel`` is what runs, whatever the tensors' device would choose. Raises UsageError or DtypeError where
+    the values have no meaning for the graph, and the errors of planning, building and launching.
+    """
+    outputs = compute(graph, given, options, kernel)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def compute(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None = None) -> Outputs:
+    """What `call` returns, always as a tuple."""
+    held = kernel or graph
+    facts: list[Any] = [id(held), options.family, options.deterministic, torch.is_grad_enabled()]
+    device: Any = None
+    for value in given:
+        kind = value.__class__
+        if kind in _PLAIN:
+            device = value.device
+            facts += (value.dtype, device, value.shape, value.stride(), value.requires_grad, value.is_neg())
+        elif isinstance(value, Tensor):
+            return _call_subclass(graph, given, options, kernel)
+        else:
+            facts.append(kind)
+    if device is not None:
+        facts.append(autocast_dtype(device.type))
+    key = tuple(facts)
+    entry = _entries.get(key)
+    if entry is None:
+        run = _prepare(graph, given, options, kernel)
+        if len(_entries) >= MOST_ENTRIES:
+            _entries.clear()
+        entry = _entries[key] = _Entry(run, held)
+    return entry.run(given)
+
+
+def _call_subclass(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None) -> Outputs:
+    """A call on subclasses of Tensor: one that sees operations, such as a fake tensor, gets an operator."""
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    if any(type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors):
+        key = _operator_key(graph, options, kernel)
+        return torch_op.through_operator(key, given)
+    plain = [value.as_subclass(Tensor) if isinstance(value, Tensor) else value for value in given]
+    return compute(graph, plain, options, kernel)
+
+
+@lru_cache(maxsize=1024)
+def _operator_key(graph: Graph, options: Options, kernel: Compiled | None) -> str:
+    def run(given: Sequence[Any]) -> Outputs:
+        return compute(graph, given, options, kernel)
+
+    def shapes(given: Sequence[Any]) -> Outputs:
+        return empty_outputs(graph, given)
+
+    return torch_op.register(Callee(graph.name, run, shapes, numbers_of(graph.arguments)))
+
+
+def numbers_of(arguments: Sequence[Input | Scalar]) -> tuple[type[int] | type[float] | None, ...]:
+    """What each argument is as a number; None for a tensor."""
+    return tuple(
+        None if isinstance(argument, Input) else int if argument.stored == "int" else float
+        for argument in arguments
+    )
+
+
+# ------------------------------------------------------------------------------------------- the first call
+
+
+def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None) -> Run:
+    """The run of all calls with the same facts."""
+    values = read(graph, given)
+    casts = autocasts(values)
+    if casts or any(tensor.is_neg() for _, tensor in values.inputs):
+        return _after_casts(graph, options, kernel, casts)
+    check_dtypes(values)
+    sizes = values.sizes()
+    if options.family == REFERENCE:
+        return _reference(values)
+    if values.device.type == "meta":
+        return lambda given: empty_outputs(graph, given)
+    if values.device.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"the tensors are on {values.device}, where no kernel family runs",
+            call=graph.name,
+            works='move them to cuda or cpu, or take family="reference"',
+        )
+    if kernel is None:
+        kernel = compile_problem(_problem(values, options.family, sizes))
+    else:
+        _check_kernel(kernel, values, sizes)
+    run: Run = (OnGpu if values.device.type == "cuda" else OnEmulator)(values, kernel, sizes)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in values.inputs):
+        return _recorded(run, graph.name)
+    return run
+
+
+def _recorded(run: Run, name: str) -> Run:
+    apply: Any = torch_op.Call.apply
+
+    def recorded(given: Sequence[Any]) -> Outputs:
+        outputs: Outputs = apply(run, name, *given)
+        return outputs
+
+    return recorded
+
+
+def _after_casts(
+    graph: Graph, options: Options, kernel: Compiled | None, casts: Mapping[int, torch.dtype]
+) -> Run:
+    """A run on the values as autocast has them, lazy negation carried out."""
+
+    def cast(given: Sequence[Any]) -> Outputs:
+        changed = [
+            value.resolve_neg().to(casts.get(i, value.dtype)) if isinstance(value, Tensor) else value
+            for i, value in enumerate(given)
+        ]
+        return compute(graph, changed, options, kernel)
+
+    return cast
+
+
+def _reference(values: Values) -> Run:
+    """The meaning of the program in float64, rounded to its dtypes; float64 in gives float64 out."""
+    from fagen.ir.reference import evaluate
+
+    graph = values.graph
+    dtypes = output_dtypes(values)
+
+    def run(given: Sequence[Any]) -> Outputs:
+        device = next(value.device for value in given if isinstance(value, Tensor))
+        seed = int(draw_seed(device)) if graph.random else 0
+        outputs = evaluate(graph, given, seed=seed)
+        return tuple(output.to(dtype) for output, dtype in zip(outputs, dtypes, strict=True))
+
+    return run
+
+
+def output_dtypes(values: Values) -> list[torch.dtype]:
+    """The dtype of each output: fp32 for row statistics, else that of the first tensor with features."""
+    floats = [tensor.dtype for _, tensor in values.inputs if tensor.dtype.is_floating_point]
+    if torch.float64 in floats:
+        return [torch.float64] * len(values.graph.outputs)
+    problem = _problem(values, None, values.sizes())
+    return [DTYPE_OF[storage] for storage in output_storages(problem)]
+
+
+def empty_outputs(graph: Graph, given: Sequence[Any]) -> Outputs:
+    """Outputs of the right shape, dtype and strides, nothing computed: for tensors that are only shapes."""
+    values = read(graph, given)
+    check_dtypes(values)
+    shapes = output_shapes(graph, values.sizes())
+    return tuple(
+        torch.empty(shape, dtype=dtype, device=values.device)
+        for shape, dtype in zip(shapes, output_dtypes(values), strict=True)
+    )
+
+
+# ------------------------------------------------------------------------------------ kernels for the values
+
+
+def _problem(values: Values, family: str | None, sizes: Mapping[Axis, int]) -> Problem:
+    """What is planned for a call."""
+    return problem_of(values.graph, arch_of(values.device), family, storages(values), sizes)
+
+
+@lru_cache(maxsize=64)
+def arch_of(device: torch.device) -> str:
+    """The row of planning that describes a device."""
+    if device.type != "cuda":
+        return "emulator"
+    try:
+        return arch_for(torch.cuda.get_device_name(device)).name
+    except PlanError:
+        return arch_for(torch.cuda.get_device_capability(device)).name
+
+
+def _check_kernel(kernel: Compiled, values: Values, sizes: Mapping[Axis, int]) -> None:
+    """Refuse tensors of other dtypes, head dims or GPUs than a kernel was compiled for."""
+    problem = kernel.problem
+    given: tuple[Storage, ...] = storages(values)
+    for (argument, _), stored, compiled in zip(values.inputs, given, problem.inputs, strict=True):
+        if stored != compiled:
+            raise DtypeError(
+                f"{argument.name} holds {stored}, and the kernel was compiled for {compiled}",
+                call=kernel.name,
+                works="convert it, or compile a kernel for it",
+            )
+    for axis, length in problem.sizes:
+        if sizes[axis] != length:
+            raise UsageError(
+                f"{length_name(axis)} is {sizes[axis]}, and the kernel was compiled for {length}",
+                call=kernel.name,
+                works="compile a kernel for it",
+            )
+    if values.device.type == "cuda":
+        _check_gpu(kernel, values.device)
+
+
+def _check_gpu(kernel: Compiled, device: torch.device) -> None:
+    """A cubin runs on later minor versions of its major one; with a letter in its name only on its own."""
+    target = arch_for(kernel.problem.arch).target
+    major, minor = torch.cuda.get_device_capability(device)
+    number = int(target.removeprefix("sm_").rstrip("af"))
+    fits = divmod(number, 10)[0] == major and number % 10 <= minor
+    if target.endswith(("a", "f")):
+        fits = number == 10 * major + minor
+    if not fits:
+        raise UsageError(
+            f"the kernel was compiled for {target}, and {device} is sm_{major}{minor}",
+            call=kernel.name,
+            works=f'compile it with arch="sm_{major}{minor}"',
+        )

@@ -1,0 +1,147 @@
+"""Where calls come in: a program's, `attention`'s and a kernel's, in eager mode and under ``torch.compile``.
+
+Under ``torch.compile`` a call becomes one operator. What is not a tensor (a program, a mask, a score) stays
+outside torch's graph: the operator knows it by a key and traces it again whenever it runs, so it sees what
+changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fagen import torch_op
+from fagen.calls.dispatch import call, compute, empty_outputs, numbers_of
+from fagen.compile import Compiled
+from fagen.lang.attention import attention
+from fagen.lang.program import Options, Program
+from fagen.lang.trace import Traced
+from fagen.torch_op import Callee, Outputs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TENSOR_PARTS = ("bias", "sink")
+
+
+def call_program(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
+    """The outputs of a program."""
+    if torch.compiler.is_compiling():
+        return _program_operator(program, args, kwargs)
+    graph, values = program.bind(args, kwargs)
+    return call(graph, values, program.option)
+
+
+def call_attention(
+    tensors: tuple[Tensor, ...], parts: Mapping[str, Any], deterministic: bool, family: str | None
+) -> Tensor | Outputs:
+    """The outputs of `attention`, whose other parameters are ``parts``."""
+    if torch.compiler.is_compiling():
+        return _attention_operator(tensors, parts, deterministic, family)
+    traced = attention(**parts)
+    return call(traced.graph, (*tensors, *traced.captured), _options(deterministic, family))
+
+
+@lru_cache(maxsize=64)
+def _options(deterministic: bool, family: str | None) -> Options:
+    """The same object for the same options."""
+    return Options(deterministic, family)
+
+
+def call_kernel(
+    kernel: Compiled, args: Sequence[Any], captured: Sequence[Any], options: Options
+) -> Tensor | Outputs:
+    """The outputs of a compiled kernel; what it captured stands for last arguments that are not given."""
+    graph = kernel.problem.graph
+    missing = len(graph.arguments) - len(args)
+    values = (*args, *captured[len(captured) - missing :]) if 0 < missing <= len(captured) else args
+    return call(graph, values, options, kernel)
+
+
+# ------------------------------------------------------------------------------------------- torch.compile
+
+
+def _constant(function: F) -> F:
+    """Have torch call a function while it traces; what `torch.compiler.assume_constant_result` does.
+
+    That one imports the compiler, which a process that never compiles need not wait for.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def _program_operator(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
+    names, arguments = _names(program)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    constants = [name for name in given if name not in arguments]
+    key = _program_key(program, tuple(constants), *[_digits(given[name]) for name in constants])
+    return _one(torch_op.through_operator(key, [given[name] for name in arguments]))
+
+
+def _attention_operator(
+    tensors: tuple[Tensor, ...], parts: Mapping[str, Any], deterministic: bool, family: str | None
+) -> Tensor | Outputs:
+    taken = [name for name in _TENSOR_PARTS if isinstance(parts[name], Tensor)]
+    others = {name: None if name in taken else _digits(value) for name, value in parts.items()}
+    key = _attention_key(tuple(taken), deterministic, family, **others)
+    return _one(torch_op.through_operator(key, [*tensors, *[parts[name] for name in taken]]))
+
+
+def _digits(value: Any) -> Any:
+    """A float as text, which is a constant where torch would keep the number symbolic (dynamic shapes)."""
+    return (value.hex(),) if isinstance(value, float) else value
+
+
+def _number(value: Any) -> Any:
+    """What `_digits` was given."""
+    return float.fromhex(value[0]) if isinstance(value, tuple) and isinstance(value[0], str) else value
+
+
+def _one(outputs: Outputs) -> Tensor | Outputs:
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+@_constant
+def _names(program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parameters of a program, and those of them that are arguments of its kernels."""
+    signature = program.signature
+    return signature.names, tuple(argument.name for argument in signature.arguments)
+
+
+# Each value is a parameter of its own: torch guards those it is given directly by their identity.
+
+
+@_constant
+def _program_key(program: Program, names: tuple[str, ...], *constants: Any) -> str:
+    def values(given: Sequence[Any]) -> tuple[Traced, tuple[Any, ...]]:
+        traced = program.trace(**dict(zip(names, map(_number, constants), strict=True)))
+        return traced, (*given, *traced.captured)
+
+    return _registered(program.name, values, program.option, numbers_of(program.signature.arguments))
+
+
+@_constant
+def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | None, **others: Any) -> str:
+    def values(given: Sequence[Any]) -> tuple[Traced, tuple[Any, ...]]:
+        numbers = {name: _number(value) for name, value in others.items()}
+        traced = attention(**{**numbers, **dict(zip(taken, given[3:], strict=True))})
+        return traced, (*given[:3], *traced.captured)
+
+    return _registered("attention", values, Options(deterministic, family), (None,) * (3 + len(taken)))
+
+
+def _registered(name: str, values: Any, options: Options, numbers: Any) -> str:
+    """The key of a callee that traces anew each time; ``values`` gives what was traced and all values."""
+
+    def run(given: Sequence[Any]) -> Outputs:
+        traced, every = values(given)
+        return compute(traced.graph, every, options)
+
+    def shapes(given: Sequence[Any]) -> Outputs:
+        traced, every = values(given)
+        return empty_outputs(traced.graph, every)
+
+    return torch_op.register(Callee(name, run, shapes, numbers))

@@ -1,0 +1,259 @@
+"""Launches whose facts are known: grids, strides and lengths stand, addresses and numbers are filled in at
+each call.
+
+`OnGpu` puts them on torch's current stream, `OnEmulator` runs the same text on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen.calls.values import DTYPE_OF, Values
+from fagen.compile import Compiled
+from fagen.emit.params import Field, TensorId
+from fagen.errors import UsageError
+from fagen.ir.graph import Axis, Graph
+from fagen.plan.plan import STORAGE_BYTES
+from fagen.run import launch
+from fagen.run.emulate import Checker, Memory, Schedule
+from fagen.run.recipe import Packer, Recipe, blocks, offsets_of
+from fagen.torch_op import Outputs
+
+_SEED_RANGE = (-(2**63), 2**63 - 1)
+
+
+def length_of(axis: Axis, sizes: Mapping[Axis, int]) -> int:
+    """The length of an axis, ``h`` as the product of its two."""
+    return sizes["hk"] * sizes["g"] if axis == "h" else sizes[axis]
+
+
+def output_shapes(graph: Graph, sizes: Mapping[Axis, int]) -> list[tuple[int, ...]]:
+    """The shape of each output, in the order of its layout."""
+    return [tuple(length_of(axis, sizes) for axis in output.layout) for output in graph.outputs]
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor whose last axis is the nearest."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """How a tensor lies in memory: its place among all of the call's, and the steps along its dimensions."""
+
+    place: int
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.shape
+
+
+def _steps(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Elements from one position of each dimension to the next, 0 along a length of 1: it broadcasts."""
+    return tuple(stride if extent != 1 else 0 for extent, stride in zip(shape, strides, strict=True))
+
+
+class _Memory:
+    """All memory of a call in one order: values, outputs, buffers, then a few words that are no tensor's."""
+
+    def __init__(self, values: Values, recipe: Recipe, sizes: Mapping[Axis, int]) -> None:
+        graph = values.graph
+        self._sizes = sizes
+        self._tensors: dict[TensorId, _Tensor] = {}
+        for argument, tensor in values.inputs:
+            steps = _steps(tensor.shape, tensor.stride())
+            found = _Tensor(argument.position, tuple(tensor.shape), steps)
+            self._tensors["argument", argument.position] = found
+        place = len(graph.arguments)
+        for i, shape in enumerate(output_shapes(graph, sizes)):
+            self._tensors["output", i] = _Tensor(place + i, shape, _steps(shape, contiguous(shape)))
+        place += len(graph.outputs)
+        for i, buffer in enumerate(recipe.buffers):
+            shape = tuple(length_of(axis, sizes) for axis in buffer.axes)
+            self._tensors["buffer", i] = _Tensor(place + i, shape, _steps(shape, contiguous(shape)))
+        self.words = place + len(recipe.buffers)
+
+    def place(self, tensor: TensorId | None) -> int:
+        """Where the memory of an address stands; the seed's, and that of an empty tensor, are the words."""
+        if tensor is None or self._tensors[tensor].empty:
+            return self.words
+        return self._tensors[tensor].place
+
+    def known(self, field: Field) -> int | None:
+        """A field that shapes decide; None for one that each call gives."""
+        if field.source[0] == "length":
+            return length_of(field.source[1], self._sizes)
+        if field.source[0] == "stride":
+            return self._tensors[field.source[1]].steps[field.source[2]]
+        if field.source[0] == "extent":
+            return self._tensors[field.source[1]].shape[field.source[2]]
+        return None
+
+
+class Prepared:
+    """Calls of one kernel with known facts. Subclasses say where memory lies and who runs the launches."""
+
+    def __init__(self, values: Values, recipe: Recipe, sizes: Mapping[Axis, int]) -> None:
+        graph, memory = values.graph, _Memory(values, recipe, sizes)
+        self.name = graph.name
+        self.device = values.device
+        self.outputs = [
+            (shape, DTYPE_OF[storage])
+            for shape, storage in zip(output_shapes(graph, sizes), recipe.outputs, strict=True)
+        ]
+        self.buffers = [
+            prod(sizes[axis] for axis in buffer.axes) * STORAGE_BYTES[buffer.storage]
+            for buffer in recipe.buffers
+        ]
+        self.packer = Packer(recipe.fields, memory.known)
+        self.places = [memory.place(tensor) for tensor in self.packer.data]
+        self.random = None in self.packer.data
+        self._names = [argument.name for argument in graph.arguments]
+        self.launches = [
+            (function.name, (count, 1, 1), (function.threads, 1, 1), function.shared_bytes)
+            for function in recipe.functions
+            if (count := blocks(function, sizes))
+        ]
+        for _, (count, _, _), _, _ in self.launches:
+            if count > launch.GRID_LIMIT:
+                raise UsageError(
+                    f"the call takes {count:,} blocks, and a launch has at most {launch.GRID_LIMIT:,}",
+                    call=self.name,
+                    works="call it on parts of the batch",
+                )
+
+    def pack(self, memory: Sequence[Any], given: Sequence[Any]) -> bytes:
+        """The parameter struct, for ``memory`` in the order of `_Memory` and the call's own values."""
+        addresses = [memory[place].data_ptr() for place in self.places]
+        try:
+            return self.packer(addresses, [given[position] for position in self.packer.scalars])
+        except (struct.error, OverflowError) as error:
+            numbers = {self._names[position]: given[position] for position in self.packer.scalars}
+            raise UsageError(
+                f"a number does not fit its parameter: {error}",
+                call=self.name,
+                values=numbers,
+                works="whole numbers have 32 bits, others the range of fp32",
+            ) from None
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A 64-bit seed from torch's generator of a device, on the device."""
+    return torch.randint(*_SEED_RANGE, (1,), dtype=torch.int64, device=device)
+
+
+class OnGpu(Prepared):
+    """Calls on a GPU, on torch's current stream of it."""
+
+    def __init__(self, values: Values, kernel: Compiled, sizes: Mapping[Axis, int]) -> None:
+        index = values.device.index
+        binary = kernel.binary(torch.cuda.get_device_capability(index))
+        super().__init__(values, binary.recipe, sizes)
+        self._gpu = launch.gpu(index)
+        shared = {each.name: each.shared_bytes for each in binary.recipe.functions}
+        functions = self._gpu.functions(binary.key, binary.image, shared)
+        self.launches = [(functions[function], *rest) for function, *rest in self.launches]
+        self._words = torch.zeros(2, dtype=torch.int64, device=values.device)
+
+    def __call__(self, given: Sequence[Any]) -> Outputs:
+        """The outputs, queued on the current stream."""
+        device = self.device
+        outputs = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.outputs])
+        if not self.launches:
+            return outputs
+        memory = [*given, *outputs]
+        for size in self.buffers:
+            memory.append(torch.empty(size, dtype=torch.uint8, device=device))
+        memory.append(draw_seed(device) if self.random else self._words)
+        params = self.pack(memory, given)
+        self._gpu.launch([(*each, params) for each in self.launches], launch.current_stream(self._gpu.index))
+        return outputs
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How the emulator runs what CPU tensors ask for; see `EmulatedKernels.launch`."""
+
+    checker: Checker = "none"
+    schedule: Schedule = "forward"
+    seed: int = 0
+    multiprocessors: int = 0
+    workers: int = min(os.cpu_count() or 1, 8)
+
+
+_USUAL = Emulation()
+_emulation: ContextVar[Emulation] = ContextVar("emulation", default=_USUAL)
+
+
+@contextmanager
+def emulation(**settings: Any) -> Iterator[None]:
+    """Within it, CPU tensors run under other `Emulation` settings: ``emulation(schedule="backward")``."""
+    token = _emulation.set(replace(_emulation.get(), **settings))
+    try:
+        yield
+    finally:
+        _emulation.reset(token)
+
+
+class OnEmulator(Prepared):
+    """Calls on CPU tensors: every output and buffer starts as NaN, so what no thread writes is seen."""
+
+    def __init__(self, values: Values, kernel: Compiled, sizes: Mapping[Axis, int]) -> None:
+        recipe = kernel.emulated_recipe
+        super().__init__(values, recipe, sizes)
+        self._kernel = kernel
+        offsets = offsets_of(recipe.fields)
+        self._offsets = [offsets[i] for i in self.packer.addresses]
+
+    def __call__(self, given: Sequence[Any]) -> Outputs:
+        """The outputs, when all threads have ended."""
+        outputs = tuple(torch.full(shape, torch.nan, dtype=dtype) for shape, dtype in self.outputs)
+        if not self.launches:
+            return outputs
+        memory = [*given, *outputs]
+        memory += [torch.full((size,), 255, dtype=torch.uint8) for size in self.buffers]
+        memory.append(draw_seed(self.device) if self.random else torch.zeros(2, dtype=torch.int64))
+        params = self.pack(memory, given)
+        settings = _emulation.get()
+        kernels = self._kernel.emulated(settings.checker)
+        placed = zip(self._offsets, self.places, strict=True)
+        memories = [self._extent(offset, place, memory[place]) for offset, place in placed]
+        for function, grid, block, shared_bytes in self.launches:
+            kernels.launch(
+                function,
+                grid,
+                block,
+                shared_bytes,
+                params,
+                memories=memories if settings.checker != "none" else (),
+                schedule=settings.schedule,
+                seed=settings.seed,
+                multiprocessors=settings.multiprocessors,
+                workers=settings.workers,
+            )
+        return outputs
+
+    def _extent(self, offset: int, place: int, tensor: Tensor) -> Memory:
+        """A tensor from its first element to the last that its strides reach."""
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((extent - 1) * stride for extent, stride in steps)
+        is_given = place < len(self._names)
+        name = self._names[place] if is_given else f"memory {place}"
+        size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+        return Memory(name, offset, tensor.data_ptr(), size, written=not is_given)

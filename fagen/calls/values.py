@@ -1,0 +1,182 @@
+"""What a call's values mean for a graph: kinds, devices, dtypes, lengths, or why they mean nothing."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fagen.compile import feature_axes
+from fagen.errors import DtypeError, UsageError
+from fagen.ir.check import bind_dtypes, bind_sizes
+from fagen.ir.graph import Axis, Graph, Input, Kind, Scalar
+from fagen.plan.plan import Storage
+
+STORAGE_OF: Mapping[torch.dtype, Storage] = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.bool: "bool",
+}
+DTYPE_OF: Mapping[Storage, torch.dtype] = {storage: dtype for dtype, storage in STORAGE_OF.items()}
+
+_AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a call beside what its graph declares, and the one device of their tensors."""
+
+    graph: Graph
+    given: tuple[object, ...]
+    device: torch.device
+
+    @property
+    def inputs(self) -> tuple[tuple[Input, Tensor], ...]:
+        """The tensor arguments, each with its tensor."""
+        pairs = zip(self.graph.arguments, self.given, strict=True)
+        return tuple((a, value) for a, value in pairs if isinstance(a, Input) and isinstance(value, Tensor))
+
+    def sizes(self) -> dict[Axis, int]:
+        """The length of each axis."""
+        return bind_sizes(
+            self.graph,
+            [tuple(value.shape) if isinstance(value, Tensor) else None for value in self.given],
+        )
+
+
+def read(graph: Graph, given: Sequence[object]) -> Values:
+    """The values of a call; UsageError or DtypeError for a number in a tensor's place, or for two devices."""
+    if len(given) != len(graph.arguments):
+        names = ", ".join(argument.name for argument in graph.arguments)
+        raise UsageError(f"{len(given)} values were given", call=graph.name, works=f"it takes {names}")
+    for argument, value in zip(graph.arguments, given, strict=True):
+        _require(graph, argument, value)
+    return Values(graph, tuple(given), _device(graph, given))
+
+
+def _require(graph: Graph, argument: Input | Scalar, value: object) -> None:
+    """Refuse a value of another kind than its argument."""
+    if isinstance(argument, Input):
+        if not isinstance(value, Tensor):
+            axes = " ".join(argument.layout)
+            raise DtypeError(
+                f"{argument.name} is {_shown(value)}",
+                call=graph.name,
+                works=f'it is declared Tensor["{axes}"], a tensor of torch',
+            )
+        if value.layout is not torch.strided:
+            raise DtypeError(
+                f"{argument.name} is a {_word(value.layout)} tensor",
+                call=graph.name,
+                works="dense tensors of any strides are taken",
+            )
+    elif isinstance(value, bool) or not isinstance(
+        value, numbers.Integral if argument.stored == "int" else numbers.Real
+    ):
+        number = "whole number" if argument.stored == "int" else "number"
+        raise DtypeError(
+            f"{argument.name} is {_shown(value)}",
+            call=graph.name,
+            works=f'it is declared a {number}; a value on the device is declared Tensor[""]',
+        )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def _word(of_torch: object) -> str:
+    """A dtype or layout without its module."""
+    return str(of_torch).removeprefix("torch.")
+
+
+def _device(graph: Graph, given: Sequence[object]) -> torch.device:
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        listed = ", ".join(
+            f"{argument.name} {value.device}"
+            for argument, value in zip(graph.arguments, given, strict=True)
+            if isinstance(value, Tensor)
+        )
+        raise UsageError(
+            f"the tensors lie on different devices: {listed}", call=graph.name, works="move them to one"
+        )
+    if not devices:
+        raise UsageError("no tensor was given", call=graph.name, works="a program works on tensors")
+    return devices.pop()
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What autocast computes in on a type of device; None where it is off."""
+    if not _has_autocast(device_type) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+@lru_cache(maxsize=16)
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
+
+
+def autocasts(values: Values) -> dict[int, torch.dtype]:
+    """What autocast turns into another dtype, by position.
+
+    As for a matrix product: floating-point tensors with a head dim. What is added to scores stays as it is.
+    """
+    dtype = autocast_dtype(values.device.type)
+    if dtype is None:
+        return {}
+    features = feature_axes(values.graph)
+    return {
+        argument.position: dtype
+        for argument, tensor in values.inputs
+        if features & set(argument.layout) and tensor.dtype != dtype and tensor.dtype in _AUTOCAST_FROM
+    }
+
+
+def check_dtypes(values: Values) -> None:
+    """DtypeError for a tensor of another kind than declared, or a product of two dtypes, all named."""
+    given = [value.dtype if isinstance(value, Tensor) else None for value in values.given]
+    bind_dtypes(
+        values.graph,
+        [None if dtype is None else _kind(dtype) for dtype in given],
+        [None if dtype is None else _word(dtype) for dtype in given],
+    )
+
+
+@lru_cache(maxsize=64)
+def _kind(dtype: torch.dtype) -> Kind | None:
+    if dtype.is_floating_point:
+        return "float"
+    if dtype == torch.bool:
+        return "bool"
+    return None if dtype.is_complex else "int"
+
+
+def storages(values: Values) -> tuple[Storage, ...]:
+    """How each tensor lies in memory; DtypeError for a dtype that kernels do not read."""
+    found = []
+    for argument, tensor in values.inputs:
+        storage = STORAGE_OF.get(tensor.dtype)
+        if storage is None:
+            floating = tensor.dtype.is_floating_point
+            raise DtypeError(
+                f"{argument.name} holds {_word(tensor.dtype)}, which kernels do not read",
+                call=values.graph.name,
+                works='convert it to float32, float16 or bfloat16, or take family="reference" (float64)'
+                if floating
+                else "convert it to int32 or int64",
+            )
+        found.append(storage)
+    return tuple(found)

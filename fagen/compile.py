@@ -1,0 +1,374 @@
+"""The road from a problem to something that runs: plan, emit, build, until one candidate builds well.
+
+A problem is planned and emitted when someone asks for it: a process that finds its kernel by the index
+derives nothing. What a compiler says of a candidate decides: one that spills registers is rejected with the
+reason, the next is built, and the winner is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from fagen.emit.program import Emitted, emit
+from fagen.errors import BuildError
+from fagen.ir.check import direct_inputs
+from fagen.ir.graph import Axis, Graph, Node
+from fagen.ir.show import show, show_graph
+from fagen.plan.arch import arch_for
+from fagen.plan.plan import Plan, Problem, Rejected, Storage
+from fagen.plan.planner import plans
+from fagen.plan.tiling import length_classes
+from fagen.run.build import Built, Resources, build, built_as
+from fagen.run.cache import index_get, index_put, package_digest
+from fagen.run.debug import GRAPH, PLAN, TIMES, debug, debug_level, dump
+from fagen.run.emulate import Checker, EmulatedKernels, compile_text
+from fagen.run.recipe import Recipe, recipe_of
+
+MOST_CANDIDATES = 8
+"""Plans tried, the best first, before a problem is given up."""
+
+_SHORT = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan and its text."""
+
+    plan: Plan
+    emitted: Emitted
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What a launcher has to know of it."""
+        return recipe_of(self.plan, self.emitted)
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What runs on a GPU: an image, and how to launch what is in it.
+
+    ``key`` names the content of the image, ``candidate`` counts the plans from the best.
+    """
+
+    key: str
+    image: bytes
+    recipe: Recipe
+    resources: Mapping[str, Resources]
+    candidate: int
+
+
+class Compiled:
+    """A problem and what became of it, each step taken when it is first asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._lock = threading.RLock()
+        self._candidates: list[Candidate] = []
+        self._plans: tuple[Plan, ...] = ()
+        self._chosen = 0
+        self._rejected: list[Rejected] = []
+        self._binaries: dict[str | tuple[int, int], Binary] = {}
+        self._emulated: dict[Checker, EmulatedKernels] = {}
+        self._emulated_recipe: Recipe | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """A name that says what it computes, of which type and for which GPU; a digest makes it unique."""
+        problem = self.problem
+        sizes = "_".join(f"{axis}{length}" for axis, length in problem.sizes)
+        dtype = next((storage for storage in problem.inputs if storage in ("fp32", "fp16", "bf16")), "")
+        arch = problem.arch.lower().replace(" ", "")
+        digest = _digest(self._parts())[:_SHORT]
+        return "_".join(part for part in (problem.graph.name, sizes, dtype, arch, digest) if part)
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that was built, or the best where none was yet."""
+        return self.candidate(self._chosen)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of `chosen`, with what compilers rejected among its rejected."""
+        plan = self.chosen.plan
+        return replace(plan, rejected=(*plan.rejected, *self._rejected)) if self._rejected else plan
+
+    @property
+    def source(self) -> str:
+        """The text of `chosen`."""
+        return self.chosen.emitted.text
+
+    def candidate(self, number: int) -> Candidate:
+        """A candidate by its rank, planned and emitted if need be; IndexError behind the last."""
+        with self._lock:
+            while number >= len(self._candidates):
+                if not self._plans:
+                    self._plans = self._planned()
+                plan = self._plans[len(self._candidates)]
+                self._candidates.append(Candidate(plan, emit(plan)))
+            return self._candidates[number]
+
+    def _planned(self) -> tuple[Plan, ...]:
+        graph, start = self.problem.graph, time.perf_counter()
+        if debug_level() >= GRAPH or os.environ.get("FAGEN_DUMP"):
+            shown = show_graph(graph)
+            debug(GRAPH, f"{self.name}\n{shown}")
+            dump(self.name, ".graph.txt", shown + "\n")
+        found = plans(self.problem, most=MOST_CANDIDATES)
+        best = found[0]
+        kernels = ", ".join(f"{k.function} ({k.schedule}, {k.threads} threads)" for k in best.kernels)
+        debug(PLAN, f"{self.name}: {best.family}: {kernels}")
+        debug(TIMES, f"{self.name}: planned in {1e3 * (time.perf_counter() - start):.1f} ms")
+        dump(self.name, ".plan.json", plan_json(best))
+        return found
+
+    # ------------------------------------------------------------------------------------------- for a CPU
+
+    @property
+    def emulated_recipe(self) -> Recipe:
+        """How to launch what `emulated` gives."""
+        if self._emulated_recipe is None:
+            self.emulated()
+        assert self._emulated_recipe is not None
+        return self._emulated_recipe
+
+    def emulated(self, checker: Checker = "none") -> EmulatedKernels:
+        """The kernels for this machine's CPU, compiled by a C++ compiler.
+
+        Raises ToolchainError without one, BuildError for text it refuses.
+        """
+        found = self._emulated.get(checker)
+        if found is None:
+            with self._lock:
+                found = self._emulated.get(checker)
+                if found is None:
+                    found = self._emulated[checker] = self._build_emulated(checker)
+        return found
+
+    def _build_emulated(self, checker: Checker) -> EmulatedKernels:
+        text, recipe = self._text()
+        self._emulated_recipe = recipe
+        return compile_text(text, name=self.name, checker=checker)
+
+    def _text(self) -> tuple[str, Recipe]:
+        """The text and how to launch it, from the index where it was emitted before."""
+        parts = {"kind": "text", **self._parts()}
+        known = None if self._candidates or _looked_at() else index_get(parts)
+        if known is not None:
+            return known["text"], Recipe.from_json(known["recipe"])
+        best = self.candidate(0)
+        index_put(parts, {"text": best.emitted.text, "recipe": best.recipe.to_json()})
+        return best.emitted.text, best.recipe
+
+    # ------------------------------------------------------------------------------------------- for a GPU
+
+    def binary(self, arch: str | tuple[int, int] | None = None) -> Binary:
+        """What runs on a GPU: the best candidate that builds well.
+
+        ``arch`` is a device's compute capability; None is what the problem's row of GPUs is compiled for.
+        Raises PlanError where nothing fits, ToolchainError without nvcc, BuildError where no candidate
+        builds well.
+        """
+        arch = arch or arch_for(self.problem.arch).target
+        found = self._binaries.get(arch)
+        if found is None:
+            with self._lock:
+                found = self._binaries.get(arch)
+                if found is None:
+                    found = self._binaries[arch] = self._build(arch)
+        return found
+
+    def _build(self, arch: str | tuple[int, int]) -> Binary:
+        parts = {"kind": "binary", "target": str(arch), "compiler": _variables(), **self._parts()}
+        if not _looked_at() and (found := _remembered(index_get(parts))):
+            self._chosen = found.candidate
+            return found
+        number, built = self._best(arch)
+        self._chosen = number
+        recipe = self.candidate(number).recipe
+        if not _looked_at():
+            index_put(
+                parts,
+                {
+                    "key": built.key,
+                    "candidate": number,
+                    "recipe": recipe.to_json(),
+                    "compiler": _compiler_file(),
+                },
+            )
+        return Binary(built.key, built.image, recipe, built.functions, number)
+
+    def _best(self, arch: str | tuple[int, int]) -> tuple[int, Built]:
+        """The first candidate that builds well, and what it built; else the one with the smallest stack."""
+        tried: list[tuple[int, int, Built]] = []
+        for number in range(MOST_CANDIDATES):
+            try:
+                text = self.candidate(number).emitted.text
+            except IndexError:
+                break
+            built = build(text, name=self.name, arch=arch)
+            reason, stack_bytes = judged(built)
+            if not reason:
+                return number, built
+            if stack_bytes:
+                tried.append((stack_bytes, number, built))
+            debug(PLAN, f"{self.name}: candidate {number} is rejected: {reason}")
+            self._rejected.append(Rejected(f"candidate {number}", reason))
+        if tried:
+            _, number, built = min(tried, key=lambda each: each[:2])
+            return number, built
+        reasons = "; ".join(f"{each.candidate} {each.reason}" for each in self._rejected)
+        raise BuildError(
+            f"no plan of {self.name} builds well for {arch}: {reasons}",
+            works="a smaller head dim, a 16-bit dtype or another family may",
+        )
+
+    def _parts(self) -> dict[str, Any]:
+        problem = self.problem
+        plain = {f.name: getattr(problem, f.name) for f in fields(problem) if f.name != "graph"}
+        return {"graph": graph_digest(problem.graph), **plain, "package": package_digest()}
+
+
+def judged(built: Built) -> tuple[str, int]:
+    """Why a build is no good, and the bytes of its stack if that is all; ("", 0) for a good one.
+
+    Spilled registers, a dropped ``setmaxnreg`` or a serialised ``wgmma`` (C75xx) rule it out. A stack without
+    spills is what a slow path of a function such as ``sinf`` takes, and may be all there is.
+    """
+    stack_bytes, reasons = 0, []
+    for function in built.functions.values():
+        spilled = function.spill_store_bytes + function.spill_load_bytes
+        if spilled:
+            reasons.append(f"{function.name} spills {spilled} bytes of registers")
+        stack_bytes = max(stack_bytes, function.stack_bytes)
+    reasons += [line for line in built.warnings if "(C75" in line]
+    if reasons:
+        return ", ".join(reasons), 0
+    return (f"takes {stack_bytes} bytes of stack a thread", stack_bytes) if stack_bytes else ("", 0)
+
+
+def _looked_at() -> bool:
+    """Whether someone wants to see or change what a build does: then it is not passed over."""
+    return debug_level() >= PLAN or any(os.environ.get(name) for name in ("FAGEN_DUMP", "FAGEN_OVERRIDE"))
+
+
+def _variables() -> dict[str, str]:
+    """What in the environment chooses a compiler or its flags."""
+    names = ("FAGEN_NVCC", "CUDA_HOME", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+    return {name: value for name in names if (value := os.environ.get(name))}
+
+
+def _compiler_file() -> list[Any] | None:
+    """The compiler that built, by path and stat: another in its place is asked again."""
+    from fagen.errors import ToolchainError
+    from fagen.run.toolchain import find_nvcc
+
+    try:
+        path = find_nvcc().path
+    except ToolchainError:
+        return None
+    return [str(path), *_stat(path)]
+
+
+def _stat(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _remembered(value: Any) -> Binary | None:
+    """The binary an index entry stands for; None where it is gone, or its compiler was replaced."""
+    if value is None:
+        return None
+    if value["compiler"]:
+        path, *stat = value["compiler"]
+        if os.path.exists(path) and _stat(Path(path)) != stat:
+            return None
+    built = built_as(value["key"])
+    if built is None:
+        return None
+    recipe = Recipe.from_json(value["recipe"])
+    return Binary(built.key, built.image, recipe, built.functions, value["candidate"])
+
+
+# --------------------------------------------------------------------------------------------- all problems
+
+
+@lru_cache(maxsize=1024)
+def feature_axes(graph: Graph) -> frozenset[Axis]:
+    """Axes whose length is fixed when a kernel is compiled: head dims, and others tensors are read along.
+
+    A table that is only indexed may have any lengths.
+    """
+    named = {axis for argument in direct_inputs(graph) for axis in argument.axes}
+    return frozenset(named - {"b", "hk", "g", "q", "kv"})
+
+
+def problem_of(
+    graph: Graph,
+    arch: str,
+    family: str | None,
+    inputs: tuple[Storage, ...],
+    sizes: Mapping[Axis, int],
+    *,
+    open_lengths: bool = False,
+) -> Problem:
+    """What is planned for lengths ``sizes``; with ``open_lengths`` for any, those of features apart."""
+    features = feature_axes(graph)
+    fixed = tuple(sorted((axis, length) for axis, length in sizes.items() if axis in features))
+    classes = () if open_lengths else length_classes(graph, fixed, sizes, arch_for(arch))
+    return Problem(graph, arch, family, fixed, inputs, classes)
+
+
+_compiled: dict[Problem, Compiled] = {}
+_compiled_lock = threading.Lock()
+
+
+def compile_problem(problem: Problem) -> Compiled:
+    """What became of a problem in this process; nothing is planned or built yet."""
+    found = _compiled.get(problem)
+    if found is None:
+        with _compiled_lock:
+            found = _compiled.setdefault(problem, Compiled(problem))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def graph_digest(graph: Graph) -> str:
+    """What a graph computes, without the user's names: equal across processes."""
+    return _digest(
+        {
+            "arguments": [argument.digest.hex() for argument in graph.arguments],
+            "outputs": [[output.node.digest.hex(), *output.layout] for output in graph.outputs],
+        }
+    )
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def plan_json(plan: Plan) -> str:
+    """A plan as JSON, expressions as formulas."""
+    return json.dumps(_plain(plan), indent=2) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Node):
+        return show(value)
+    if isinstance(value, Graph):
+        return {"name": value.name, "formulas": show_graph(value).splitlines()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return value

@@ -1,0 +1,150 @@
+"""A kernel as files that need no Python: .cu, headers, plan, and a program that runs and checks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fagen.compile import Compiled, plan_json
+from fagen.emit.params import Field, TensorId
+from fagen.emit.render import laid_out, render
+from fagen.ir.graph import Axis, Graph, Input, Scalar
+from fagen.ir.show import length_name
+from fagen.paths import templates_dir
+from fagen.plain import TYPES, axes_of, plain_text
+from fagen.plan.arch import arch_for
+from fagen.plan.cost import storages
+from fagen.plan.plan import Plan, Storage
+from fagen.run.debug import file_name
+from fagen.run.source import included
+
+_LENGTHS = {"b": 2, "hk": 2, "g": 2, "q": 200, "kv": 333}
+"""What the program runs at unless it is told otherwise: no multiples of a tile."""
+_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor of the program: its name in ``plain.h``, its axes in memory, and what it holds."""
+
+    name: str
+    id: TensorId
+    called: str
+    axes: tuple[Axis, ...]
+    storage: Storage
+    of: str
+    sorted: bool = False
+
+    @property
+    def count(self) -> str:
+        """The number of its elements."""
+        return " * ".join(map(extent, self.axes)) or "1"
+
+    @property
+    def stride(self) -> list[str]:
+        """Elements from one position of each axis to the next."""
+        return [" * ".join(map(extent, self.axes[i + 1 :])) or "1" for i in range(len(self.axes))]
+
+
+def extent(axis: Axis) -> str:
+    """The length of an axis as a formula, that of ``h`` as the product of its two."""
+    return "kv_heads * group" if axis == "h" else length_name(axis)
+
+
+def export(compiled: Compiled, folder: Path) -> Path:
+    """Write a kernel into ``folder``: NAME.cu, headers, plan.json, plain.h and main.cu; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan, source = compiled.plan, compiled.source
+    file = file_name(compiled.name) + ".cu"
+    files = {
+        file: source,
+        "plan.json": plan_json(plan),
+        "plain.h": plain_text(plan.problem.graph),
+        "main.cu": main_text(compiled, file),
+        **included(source, templates_dir() / "device"),
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def main_text(compiled: Compiled, file: str) -> str:
+    """The program that launches what ``file`` holds on random data and compares it with ``plain.h``."""
+    plan, recipe = compiled.plan, compiled.chosen.recipe
+    graph = plan.problem.graph
+    fixed = dict(plan.problem.sizes)
+    arrays = _arrays(graph, plan)
+    by_id = {array.id: array for array in arrays}
+    text = render(
+        "launcher/main.cu.j2",
+        name=compiled.name,
+        file=file,
+        target=arch_for(plan.problem.arch).target,
+        lengths=[
+            (length_name(axis), fixed.get(axis, _LENGTHS.get(axis, _LENGTH)), axis in fixed)
+            for axis in axes_of(graph)
+        ],
+        inputs=[array for array in arrays if array.id[0] == "argument"],
+        outputs=[array for array in arrays if array.id[0] == "output"],
+        buffers=[array for array in arrays if array.id[0] == "buffer"],
+        scalars=[argument for argument in graph.arguments if isinstance(argument, Scalar)],
+        calls=[
+            *(f"in{a.position}" + (".as.data()" if isinstance(a, Input) else "") for a in graph.arguments),
+            *["seed"] * graph.random,
+            *(f"out{i}.as.data()" for i in range(len(graph.outputs))),
+        ],
+        extent=extent,
+        random=graph.random,
+        members=[(field.name, _value(field, by_id)) for field in recipe.fields],
+        functions=[
+            (
+                function,
+                " * ".join(f"blocks({extent(axis)}, {tile})" for axis, tile in function.grid) or "1",
+            )
+            for function in recipe.functions
+        ],
+        storages=sorted({array.storage for array in arrays}),
+    )
+    return laid_out(text)
+
+
+def _arrays(graph: Graph, plan: Plan) -> list[Array]:
+    stored = storages(plan.problem)
+    found = [
+        Array(
+            f"in{each.position}",
+            ("argument", each.position),
+            each.name,
+            each.layout,
+            stored[each.position],
+            TYPES[each.stored],
+            each.sorted,
+        )
+        for each in graph.arguments
+        if isinstance(each, Input)
+    ]
+    found += [
+        Array(f"out{i}", ("output", i), output.name, output.layout, plan.outputs[i], "double")
+        for i, output in enumerate(graph.outputs)
+    ]
+    found += [
+        Array(f"buffer{i}", ("buffer", i), buffer.name, buffer.axes, buffer.storage, "double")
+        for i, buffer in enumerate(plan.buffers)
+    ]
+    return found
+
+
+def _value(field: Field, arrays: dict[TensorId, Array]) -> str:
+    """What a member of the parameter struct is set to."""
+    source = field.source
+    if source[0] == "data":
+        return f"{arrays[source[1]].name}.device"
+    if source[0] == "stride":
+        return arrays[source[1]].stride[source[2]]
+    if source[0] == "extent":
+        return extent(arrays[source[1]].axes[source[2]])
+    if source[0] == "length":
+        return extent(source[1])
+    return f"in{source[1]}" if source[0] == "scalar" else "seed_address"
