@@ -493,6 +493,8 @@ def finite(x: Node) -> Node:
     """``x``, and 0 where it is -inf (for a negated ``x``: where it is inf)."""
     if isinstance(x, Map) and x.op == "neg":
         return neg(finite(x.args[0]))
+    if isinstance(x, Map) and x.op in ("mul", "div") and isinstance(x.args[1], Const):
+        return rebuild(x, (finite(x.args[0]), x.args[1]))
     return x if isinstance(x, Map) and x.op == "finite" else Map("finite", (x,))
 
 
