@@ -97,6 +97,11 @@ class EmulatedKernels:
     _runtime: Path
     _library: Path
 
+    @property
+    def path(self) -> Path:
+        """The file of the text that was compiled."""
+        return self._library.with_name("kernel.cu")
+
     def launch(
         self,
         name: str,

@@ -1,0 +1,313 @@
+"""A kernel tried: run on made-up tensors, timed, and compared with what its program means."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fagen.calls.dispatch import compute
+from fagen.calls.prepared import draw_seed, emulation
+from fagen.calls.values import DTYPE_OF
+from fagen.compile import Compiled
+from fagen.errors import ToolchainError, UsageError
+from fagen.ir.check import bind_sizes
+from fagen.ir.graph import Axis, Contract, Graph, Input, Reduce, Scalar, walk
+from fagen.ir.reference import Comparison, compare, eager, evaluate
+from fagen.lang.program import Options
+from fagen.plan.cost import peak_buffer_bytes
+from fagen.run.cache import load_key
+from fagen.run.emulate import Checker, Schedule
+from fagen.study.tables import Table
+
+Device: TypeAlias = Literal["gpu", "emulator"]
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told what is done, how many parts of it are, and of how many; 0 parts where that is not known."""
+
+MOST_ROWS = 4096
+"""Queries up to which every row is compared."""
+
+_SAMPLED_ROWS = 512
+_BLOCK_ELEMENTS = 1 << 23
+_TIMED_SECONDS = 0.5
+_MOST_LAUNCHES = 20
+_FEW_DOCUMENTS = 4
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How the emulator runs a kernel: see `fagen.run.emulate.EmulatedKernels.launch`."""
+
+    checker: Checker = "none"
+    schedule: Schedule = "forward"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a run.
+
+    device                              the GPU's name, or ``emulator``
+    kernels                             launches of a call
+    max_error, eager_error, tolerance   of the output nearest to its tolerance (`fagen.ir.reference.compare`)
+    reason                              why it is not ``ok``
+    seconds                             of one call, its kernels compiled
+    peak_bytes                          of device memory during one call, its inputs and outputs included
+    source                              the .cu that ran
+    rows                                queries that were compared
+    """
+
+    device: str
+    family: str
+    kernels: int
+    max_error: float
+    eager_error: float
+    tolerance: float
+    ok: bool
+    reason: str
+    seconds: float
+    peak_bytes: int
+    source: Path
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON holds it: what is not finite is null."""
+        plain = {**asdict(self), "source": str(self.source)}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in plain.items()
+        }
+
+
+def choose_device(asked: Device | None) -> torch.device:
+    """The device to run on: a GPU if there is one. Raises ToolchainError for a GPU that is not there."""
+    if asked == "emulator" or (asked is None and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ToolchainError(
+            "torch sees no CUDA device",
+            call="--device gpu",
+            works="--device emulator runs the same kernel on this CPU; fagen doctor says what is missing",
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def make_values(
+    kernel: Compiled,
+    captured: Sequence[Any],
+    lengths: Mapping[Axis, int],
+    *,
+    device: torch.device,
+    seed: int = 0,
+    scalars: Mapping[str, float] | None = None,
+) -> list[Any]:
+    """A value for each argument of a kernel, drawn on the CPU: the same ones on every device.
+
+    Tensors of floating-point numbers are normally distributed, of integers rise along their last axis like
+    the documents of a sequence, of truth values are even; a Scalar is 1, or what ``scalars`` says.
+    ``captured`` are the values of the last arguments, `Table` among them made.
+    """
+    graph, generator = kernel.problem.graph, torch.Generator().manual_seed(seed)
+    own = graph.arguments[: len(graph.arguments) - len(captured)]
+    unknown = set(scalars or {}) - {each.name for each in own if isinstance(each, Scalar)}
+    if unknown:
+        raise UsageError(f"{', '.join(sorted(unknown))} is no Scalar argument", call=graph.name)
+    tensors = [argument for argument in graph.arguments if isinstance(argument, Input)]
+    storages = dict(zip(tensors, kernel.problem.inputs, strict=True))
+    values: list[Any] = []
+    for argument in own:
+        if isinstance(argument, Scalar):
+            given = (scalars or {}).get(argument.name, 1.0)
+            values.append(int(given) if argument.stored == "int" else float(given))
+        else:
+            shape = [_length(axis, lengths) for axis in argument.layout]
+            values.append(_drawn(argument, shape, DTYPE_OF[storages[argument]], generator))
+    values += [each.tensor(generator) if isinstance(each, Table) else each for each in captured]
+    return [each.to(device) if isinstance(each, Tensor) else each for each in values]
+
+
+def _length(axis: Axis, lengths: Mapping[Axis, int]) -> int:
+    """The length of an axis; one that only a table has is as long as queries and keys."""
+    if axis == "h":
+        return lengths["hk"] * lengths["g"]
+    return lengths[axis] if axis in lengths else max(lengths.get("q", 1), lengths.get("kv", 1))
+
+
+def _drawn(argument: Input, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    if argument.stored == "float":
+        return torch.randn(shape, generator=generator).to(dtype)
+    dice = torch.rand(shape, generator=generator)
+    if argument.stored == "bool":
+        return dice < 0.5
+    steps = dice * (shape[-1] if shape else 1) < _FEW_DOCUMENTS
+    return (steps.cumsum(-1) if shape else steps).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------ run
+
+
+def try_kernel(
+    kernel: Compiled,
+    values: Sequence[Any],
+    *,
+    seed: int = 0,
+    watch: Watch | None = None,
+    progress: Progress = lambda what, done, parts: None,
+) -> Trial:
+    """Compile a kernel for the device of ``values``, run it on them, time it and compare every output.
+
+    ``seed`` is what torch's generators start from: it decides what dropout drops. Beyond `MOST_ROWS` queries
+    a sample of them is compared. Raises what compiling and launching raise.
+    """
+    graph, watch = kernel.problem.graph, watch or Watch()
+    device = next(value.device for value in values if isinstance(value, Tensor))
+    on_gpu = device.type == "cuda"
+    sizes = bind_sizes(graph, [tuple(v.shape) if isinstance(v, Tensor) else None for v in values])
+    progress("compile", 0, 0)
+    source = _compiled(kernel, device, watch)
+
+    def call() -> tuple[Tensor, ...]:
+        torch.manual_seed(seed)
+        with torch.no_grad(), emulation(checker=watch.checker, schedule=watch.schedule, seed=watch.seed):
+            return compute(graph, values, Options(), kernel)
+
+    progress("run", 0, 0)
+    if on_gpu:
+        outputs, seconds, peak_bytes = _timed_on_gpu(call, device)
+    else:
+        start = time.perf_counter()
+        outputs = call()
+        seconds = time.perf_counter() - start
+        every = [each for each in (*values, *outputs) if isinstance(each, Tensor)]
+        peak_bytes = sum(map(_bytes, every)) + peak_buffer_bytes(kernel.plan, sizes)
+    torch.manual_seed(seed)
+    dropped_by = int(draw_seed(device)) if graph.random else 0
+    worst, rows = _compared(graph, values, outputs, sizes, dropped_by, progress)
+    return Trial(
+        device=torch.cuda.get_device_name(device) if on_gpu else "emulator",
+        family=kernel.plan.family,
+        kernels=len(kernel.plan.kernels),
+        max_error=worst.max_error,
+        eager_error=worst.eager_error,
+        tolerance=worst.tolerance,
+        ok=worst.ok,
+        reason=worst.reason,
+        seconds=seconds,
+        peak_bytes=peak_bytes,
+        source=source,
+        rows=rows,
+    )
+
+
+def _compiled(kernel: Compiled, device: torch.device, watch: Watch) -> Path:
+    """Build what runs on a device, and say where its text lies."""
+    if device.type == "cpu":
+        return kernel.emulated(watch.checker).path
+    binary = kernel.binary(torch.cuda.get_device_capability(device))
+    entry = load_key(binary.key)
+    assert entry is not None
+    return entry.folder / "kernel.cu"
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _timed_on_gpu(
+    call: Callable[[], tuple[Tensor, ...]], device: torch.device
+) -> tuple[tuple[Tensor, ...], float, int]:
+    """The outputs of a call, the median time of some more, and the most memory torch held during one."""
+    outputs = call()
+    torch.cuda.synchronize(device)
+    del outputs
+    torch.cuda.reset_peak_memory_stats(device)
+    outputs = call()
+    torch.cuda.synchronize(device)
+    peak_bytes = torch.cuda.max_memory_allocated(device)
+    times: list[float] = []
+    while len(times) < _MOST_LAUNCHES and sum(times) < _TIMED_SECONDS:
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize(device)
+        times.append(begin.elapsed_time(end) / 1e3)
+    return outputs, sorted(times)[len(times) // 2], peak_bytes
+
+
+# -------------------------------------------------------------------------------------------------- compare
+
+
+def _compared(
+    graph: Graph,
+    values: Sequence[Any],
+    outputs: Sequence[Tensor],
+    sizes: Mapping[Axis, int],
+    dropped_by: int,
+    progress: Progress,
+) -> tuple[Comparison, int]:
+    """The comparison of the output that is nearest to its tolerance or furthest beyond; rows compared."""
+    floating = [v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    dtype = min(floating, key=lambda each: torch.finfo(each).bits)
+    blocks = list(_blocks(graph, sizes))
+    refs: list[list[Tensor]] = [[] for _ in outputs]
+    eagers: list[list[Tensor]] = [[] for _ in outputs]
+    taken: list[list[Tensor]] = [[] for _ in outputs]
+    device = outputs[0].device
+    for done, rows in enumerate(blocks):
+        progress("compare", done, len(blocks))
+        chosen = None if rows is None else {"q": rows.to(device)}
+        with torch.no_grad():
+            exact = evaluate(graph, values, seed=dropped_by, rows=chosen)
+            plain = eager(graph, values, dtype, seed=dropped_by, rows=chosen)
+        for i, output in enumerate(graph.outputs):
+            if "q" in output.layout or not refs[i]:
+                refs[i].append(exact[i])
+                eagers[i].append(plain[i])
+                taken[i].append(_rows_of(outputs[i], output.layout, chosen))
+    progress("compare", len(blocks), len(blocks))
+    found = []
+    for i, output in enumerate(graph.outputs):
+        at = output.layout.index("q") if "q" in output.layout else 0
+        found.append(compare(*(torch.cat(parts[i], at) for parts in (taken, refs, eagers))))
+    worst = max(found, key=lambda each: (not each.ok, each.max_error / each.tolerance))
+    compared = sum(sizes.get("q", 1) if rows is None else len(rows) for rows in blocks)
+    return worst, compared
+
+
+def _rows_of(output: Tensor, layout: tuple[Axis, ...], rows: Mapping[Axis, Tensor] | None) -> Tensor:
+    if rows is None or "q" not in layout:
+        return output
+    return output.index_select(layout.index("q"), rows["q"])
+
+
+def _blocks(graph: Graph, sizes: Mapping[Axis, int]) -> Iterator[Tensor | None]:
+    """Rows to compare, in blocks whose scores fit memory; None for all at once, where q is summed over."""
+    summed = {
+        node.over for node in walk(o.node for o in graph.outputs) if isinstance(node, Contract | Reduce)
+    }
+    if "q" not in sizes or "q" in summed or not sizes["q"]:
+        yield None
+        return
+    rows = _sample(sizes["q"])
+    pairs = math.prod(length for axis, length in sizes.items() if axis in ("b", "hk", "g", "kv"))
+    size = max(_BLOCK_ELEMENTS // max(pairs, 1), 1)
+    yield from (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _sample(q_len: int) -> Tensor:
+    """All rows, or of many the first, the last, and others drawn between them."""
+    if q_len <= MOST_ROWS:
+        return torch.arange(q_len)
+    edge = _SAMPLED_ROWS // 4
+    drawn = torch.randperm(q_len - 2 * edge, generator=torch.Generator().manual_seed(q_len))
+    inner = drawn[: _SAMPLED_ROWS - 2 * edge].sort().values + edge
+    return torch.cat([torch.arange(edge), inner, torch.arange(q_len - edge, q_len)])
