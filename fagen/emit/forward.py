@@ -46,6 +46,8 @@ class TileText:
     """Only ``width`` columns are there at a time."""
     own: bool
     """It holds rows of the block, not of the walk."""
+    by_rows: bool = False
+    """Whether neighbours along the rows lie side by side in memory."""
 
 
 @dataclass(frozen=True)
@@ -277,11 +279,6 @@ class ForwardLoop:
         loop = walk.loop
         texts = [*(s.text for s in loop.tile), loop.skip or "", loop.full or ""]
         return any(re.search(rf"\b{loop.last}\b", text) for text in texts)
-
-    @property
-    def block_text(self) -> str:
-        """What is computed once a block."""
-        return "\n".join(statement.text for statement in self.scope.block)
 
     def block_members(self, text: str) -> list[Variable]:
         """Fields of a block that ``text`` says."""
@@ -697,7 +694,8 @@ class _Builder:
         at = [f"{name} = {address}" for name, address in self.addresses.items()]
         if "weights" in self.shared:
             at.append(f"WEIGHTS_AT = {self.shared['weights'].address}")
-        found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
+        if at:
+            found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
         return found
 
 

@@ -9,12 +9,17 @@ from typing import Any
 import fagen
 from fagen.emit.forward import forward_loop
 from fagen.emit.params import Field, Parameters
+from fagen.emit.product import product
 from fagen.emit.render import laid_out, render
 from fagen.emit.scope import Routines, Scope
 from fagen.ir.graph import Axis
 from fagen.plan.plan import Plan
 
-_SCHEDULES: Mapping[str, Callable[[Scope], Any]] = {"forward_loop": forward_loop}
+_SCHEDULES: Mapping[str, Callable[[Scope], Any]] = {
+    "forward_loop": forward_loop,
+    "product": product,
+    "rowwise": forward_loop,
+}
 """For each template of `schedule/`, what it reads of a kernel."""
 
 
@@ -62,10 +67,7 @@ def emit(plan: Plan) -> Emitted:
             kernel.function,
             kernel.threads,
             kernel.shared_bytes,
-            (
-                *((axis, 1) for axis in kernel.grid_axes),
-                *(((kernel.tile_axis, kernel.block_own),) if kernel.tile_axis is not None else ()),
-            ),
+            tuple(kernel.grid.items()),
         )
         for kernel in plan.kernels
     )

@@ -73,6 +73,11 @@ class Scope:
         """The tensor that an output of the stage goes to."""
         return self.parameters.written(self.kernel.stage.name, output)
 
+    def says_head(self, text: str) -> bool:
+        """Whether ``text``, or what is computed once a block, reads the query head as one number."""
+        texts = (text, *(statement.text for statement in self.block))
+        return any(re.search(r"\bblock\.h\b", each) for each in texts)
+
     # ----------------------------------------------------------------------------------------------- comments
 
     def shown(self, node: Node) -> str:

@@ -256,14 +256,13 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
                 slots=_slots([*loaded[0], *loaded[1], *values]),
             )
         )
-    walk_axis = stage.walk if stage.walk is not None else (stage.own[-1] if stage.own else None)
     features = [axis for walk in stage.walks for state in walk.states for axis in state.features]
     ends = [output.node for output in stage.outputs]
     return Profile(
         schedule=schedule,
-        grid_axes=tuple(axis for axis in stage.own if axis not in (tile_axis, walk_axis)),
+        grid_axes=tuple(axis for axis in stage.own if axis != tile_axis),
         tile_axis=tile_axis,
-        walk_axis=walk_axis,
+        walk_axis=stage.walk,
         feature_axis=features[0] if schedule == "product" else None,
         passes=tuple(passes),
         reads=tuple(_accesses(ends, stored)),
@@ -307,10 +306,8 @@ def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
         ``weights``          [block_own][block_walk]: a state's value, from the threads that made it to those
                              that use it
     ``product``
-        ``own``              [block_walk][block_own]: the value, walk axis outermost
-        ``operand``          [block_walk][block_feature]
-    ``rowwise``
-        ``partials``         one for each state and warp, where a row has several warps
+        ``own``              [block_own][block_walk]: the value
+        ``operand``          [block_feature][block_walk], with tiles ``shared`` [block_walk][block_feature]
 
     Tiles of different walks overlap, but for the own operands. Equal operands share a tile.
     """
@@ -322,12 +319,12 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, int, int, int]]:
     if profile.schedule == "product":
         if tiles.tiling == "element":
             return []
-        wide = tiles.block_own + PAD, tiles.block_feature + PAD
-        return _place([("own", tiles.block_walk, wide[0]), ("operand", tiles.block_walk, wide[1])])
+        operand = tiles.block_feature, tiles.block_walk + PAD
+        if tiles.tiling == "shared":
+            operand = tiles.block_walk, tiles.block_feature + PAD
+        return _place([("own", tiles.block_own, tiles.block_walk + PAD), ("operand", *operand)])
     if profile.schedule == "rowwise":
-        states = max((step.scalars for step in profile.passes), default=0)
-        warps = tiles.columns // 32
-        return _place([("partials", states, warps)]) if states and warps > 1 else []
+        return []
     own_tiles = profile.passes[-1].own_tiles
     placed = _place(
         [(f"own{i}", tiles.block_own, _inner_width(inner, tiles) + PAD) for i, inner in enumerate(own_tiles)]

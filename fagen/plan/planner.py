@@ -43,7 +43,7 @@ def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int
     arch = arch_for(problem.arch)
     family = _family(problem, arch)
     derivation = derive(problem.graph, problem.fusion)
-    stages = [part for stage in derivation.stages for part in _independent(stage)]
+    stages = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
     known = representative_lengths(problem, _axes(stages)) | dict(lengths or {})
     chosen = [_choose(stage, problem, arch, known) for stage in stages]
     buffers = _buffers(stages, problem)
@@ -150,6 +150,21 @@ def _buffers(stages: Sequence[Stage], problem: Problem) -> tuple[Buffer, ...]:
         read_until[len(found) if reuses is None else reuses] = last
         found.append(Buffer(node.name, node.axes, "fp32", reuses))
     return tuple(found)
+
+
+def _walked(stage: Stage, problem: Problem) -> Stage:
+    """``stage``; where it only maps elements, as a walk along its last axis that stores them."""
+    if stage.walk is not None:
+        return stage
+    if not stage.own:
+        raise PlanError(
+            f"{problem.graph.name} has a result without axes that nothing is summed for",
+            works="compute a single number outside the program",
+        )
+    *own, walk = stage.own
+    return replace(
+        stage, own=tuple(own), walk=walk, walks=(Walk(ir.TRUE, (), (), stage.outputs),), outputs=()
+    )
 
 
 def _independent(stage: Stage) -> list[Stage]:

@@ -98,8 +98,7 @@ def tile_axis_of(stage: Stage, schedule: Schedule) -> Axis | None:
     The group axis is taken only if there is no other.
     """
     if schedule == "rowwise":
-        own = stage.own[:-1] if stage.walk is None else stage.own
-        return own[-1] if own else None
+        return stage.own[-1] if stage.own else None
     walked: set[Axis] = set()
     for walk in stage.walks:
         walked |= {axis for p in walk.products for term in p.terms for axis in term.walk.axes}
@@ -122,9 +121,8 @@ class Ranked:
 def candidates(counts: Profile, problem: Problem) -> Iterator[Tiles]:
     """Every tiling that is tried, whether it fits or not."""
     if counts.schedule == "rowwise":
-        for columns in (32, 256):
-            rows = 256 // columns if counts.tile_axis else 1
-            yield Tiles("registers", rows, 4 * columns, 0, 0, rows, columns)
+        for rows, share in pairs((8, 4) if counts.tile_axis else (1,), (4, 8)):
+            yield Tiles("registers", rows, 32 * share, 0, 0, rows, 32)
     elif counts.schedule == "product":
         yield from _products(counts, problem)
     else:

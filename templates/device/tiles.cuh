@@ -9,6 +9,7 @@
 //       by the whole block: row i, column j becomes element(first + i, j). Past `length` the last row is repeated;
 //       columns past `columns` become 0. Neighbouring threads ask for neighbouring columns. With a further argument
 //       `from` the tile's first column is column `from`.
+//   fill_tile_by_rows<THREADS>(...)   the same; neighbouring threads ask for neighbouring rows
 //   next_tile<BLOCK>(begin, end, from)
 //       the first multiple of BLOCK from `from` on where a tile meets one of the ranges begin[i] .. end[i] - 1;
 //       the largest int32 if there is none
@@ -34,7 +35,7 @@ struct Tile {
   }
 };
 
-template <int THREADS, int ROWS, int WIDTH, class Element>
+template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class Element>
 __device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
                                           Element element, int from = 0) {
   constexpr int BATCH = 8;  // elements of a thread on their way at once
@@ -44,15 +45,23 @@ __device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int fir
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
       const int at = start + i * THREADS;
-      const int row = at / WIDTH < last ? at / WIDTH : last, column = from + at % WIDTH;
-      values[i] = at < ROWS * WIDTH && column < columns ? element(first + row, column) : 0.0f;
+      const int row = BY_ROWS ? at % ROWS : at / WIDTH, column = from + (BY_ROWS ? at / ROWS : at % WIDTH);
+      values[i] =
+          at < ROWS * WIDTH && column < columns ? element(first + (row < last ? row : last), column) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
       const int at = start + i * THREADS;
-      if (at < ROWS * WIDTH) tile(at / WIDTH, at % WIDTH) = values[i];
+      const int row = BY_ROWS ? at % ROWS : at / WIDTH, column = BY_ROWS ? at / ROWS : at % WIDTH;
+      if (at < ROWS * WIDTH) tile(row, column) = values[i];
     }
   }
+}
+
+template <int THREADS, int ROWS, int WIDTH, class Element>
+__device__ __forceinline__ void fill_tile_by_rows(const Tile<ROWS, WIDTH>& tile, int first, int length,
+                                                  int columns, Element element, int from = 0) {
+  fill_tile<THREADS, true>(tile, first, length, columns, element, from);
 }
 
 template <int BLOCK, int N>
