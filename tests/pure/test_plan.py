@@ -158,10 +158,7 @@ def test_planning_twice_gives_equal_plans() -> None:
 def test_ladder_rungs_use_the_schedules_of_their_work() -> None:
     graph = attention_graph(dropout=0.1)
     apart = plan(problem(graph, fusion="none", tiling="element"))
-    assert [k.schedule for k in apart.kernels if k.stage.walk and k.stage.walks[0].states[0].features] == [
-        "product",
-        "product",
-    ]
+    assert [k.schedule for k in apart.kernels].count("product") == 2
     assert {k.schedule for k in apart.kernels} == {"product", "rowwise"}
     assert {k.tiling for k in apart.kernels if k.schedule == "product"} == {"element"}
     fused = plan(problem(graph, fusion="products"))
