@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from fagen.emit.program import Emitted, emit
 from fagen.ir.check import bind_sizes
 from fagen.ir.graph import Axis, Graph, Input
 from fagen.ir.reference import compare, eager, evaluate
-from fagen.plan.plan import Plan, Problem, Storage
+from fagen.plan.plan import STORAGE_BYTES, Plan, Problem, Storage
 from fagen.plan.planner import plan
 from fagen.run.emulate import Checker, EmulatedKernels, Memory, Schedule, compile_text
 
@@ -24,6 +25,7 @@ DTYPES: Mapping[Storage, torch.dtype] = {
     "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,
+    "uint8": torch.uint8,
 }
 STORAGES = {dtype: storage for storage, dtype in DTYPES.items()}
 
@@ -64,8 +66,10 @@ class Run:
             if isinstance(argument, Input):
                 tensors["argument", argument.position] = value
         for i, buffer in enumerate(self.plan.buffers):
-            shape = [lengths[axis] for axis in buffer.axes]
-            tensors["buffer", i] = torch.full(shape, float("nan"))
+            fresh = torch.full(
+                (STORAGE_BYTES[buffer.storage] * prod(buffer.shape(lengths)),), 255, dtype=torch.uint8
+            )
+            tensors["buffer", i] = fresh.view(DTYPES[buffer.storage]).view(buffer.shape(lengths))
         for i, (output, storage) in enumerate(zip(graph.outputs, self.plan.outputs, strict=True)):
             shape = [lengths["hk"] * lengths["g"] if a == "h" else lengths[a] for a in output.layout]
             tensors["output", i] = torch.full(shape, float("nan"), dtype=DTYPES[storage])

@@ -10,7 +10,7 @@ the inner loops by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fagen.derive.extent import LENGTH, Extent, Extents, bits
 from fagen.emit.code import (
@@ -178,9 +178,9 @@ class Lowering:
         if isinstance(node, Scalar):
             return self._codes.leaf(self._shared.names.scalar(node), _ctype(node))
         if isinstance(node, Input):
-            return self._read(node, [self.position(axis) for axis in node.layout])
+            return self.read(node, [self.position(axis) for axis in node.layout])
         if isinstance(node, Load):
-            return self._read(
+            return self.read(
                 node.table,
                 [self._clamped(node, i) for i in range(len(node.indices))],
             )
@@ -213,7 +213,8 @@ class Lowering:
         size = self._codes.leaf(extent, "int32")
         return self._codes.call("clamp_index", (self(index), size), "int32", 3)
 
-    def _read(self, table: Input, positions: list[Code]) -> Code:
+    def read(self, table: Input, positions: Sequence[Code]) -> Code:
+        """The value of a table at ``positions``."""
         tensor = self._shared.names.tensor(table)
         form, ctype = _AS_VALUE[tensor.storage]
         return self.element(tensor, positions, form, ctype)
@@ -290,17 +291,12 @@ class Lowering:
     def _wide(self, node: Map) -> bool:
         return node.kind == "int" and bits(node, self._shared.limits) == 64
 
-    def _cast(self, code: Code, ctype: CType) -> Code:
-        if code.ctype == ctype:
-            return code
-        return self._codes.make(f"{ctype}({{}})", (code,), ctype, cost=0)
-
     def _integers(self, node: Map) -> tuple[list[Code], CType]:
         """The operands of an integer operation, in the width it needs."""
         args = [self._done[arg] for arg in node.args]
         wide = self._wide(node) or any(arg.ctype == "int64" for arg in args)
         ctype: CType = "int64" if wide else "int32"
-        return [self._cast(arg, ctype) for arg in args], ctype
+        return [self._codes.cast(arg, ctype) for arg in args], ctype
 
     def _add(self, node: Map, *args: Node) -> Code:
         if node.kind == "int":
@@ -339,7 +335,7 @@ class Lowering:
             isinstance(whole, Map) and self._wide(whole)
         )
         if wide:
-            codes[0] = self._cast(codes[0][0], "int64"), codes[0][1]
+            codes[0] = self._codes.cast(codes[0][0], "int64"), codes[0][1]
         form, slots = "", []
         for i, (_, k) in enumerate(codes):
             sign = ("-" if k < 0 else "") if i == 0 else (" - " if k < 0 else " + ")
@@ -410,7 +406,7 @@ class Lowering:
         if node.kind == "float":
             return self._codes.call("fabsf", (self._done[x],), "float")
         (a,), ctype = self._integers(node)
-        return self._codes.make("maximum({0}, -{0})", (a,), ctype, slots=UNARY)
+        return self._codes.call("absolute", (a,), ctype)
 
     def _exp(self, node: Map, x: Node) -> Code:
         """Where the exponent is at most 0 (a running maximum is subtracted) the hardware's power of two is
@@ -468,14 +464,10 @@ class Lowering:
     def _not(self, node: Map, x: Node) -> Code:
         if isinstance(x, Map) and x.op == "eq":
             return self._compare("!=", *x.args)
-        return self._codes.make("!{}", (self._done[x],), "bool", UNARY, UNARY)
+        return self._codes.negation(self._done[x])
 
     def _where(self, node: Map, condition: Node, x: Node, y: Node) -> Code:
-        codes = [self._done[arg] for arg in (condition, x, y)]
-        ctype = "int64" if any(code.ctype == "int64" for code in codes[1:]) else codes[1].ctype
-        if ctype == "int64":
-            codes[1:] = [self._cast(code, ctype) for code in codes[1:]]
-        return self._codes.make("{} ? {} : {}", codes, ctype, TERNARY, (OR, TERNARY + 1, TERNARY))
+        return self._codes.choice(self._done[condition], self._done[x], self._done[y])
 
 
 _AS_VALUE: Mapping[str, tuple[str, CType]] = {

@@ -101,6 +101,21 @@ class Codes:
         """``x sign y``, grouped from the left."""
         return self.make(f"{{}} {sign} {{}}", (x, y), ctype, binds, (binds, binds + 1), cost)
 
+    def cast(self, code: Code, ctype: CType) -> Code:
+        """``code`` as another integer type."""
+        return code if code.ctype == ctype else self.make(f"{ctype}({{}})", (code,), ctype, cost=0)
+
+    def choice(self, condition: Code, x: Code, y: Code) -> Code:
+        """``x`` where ``condition`` holds, else ``y``; integers in the wider type of both."""
+        ctype = "int64" if "int64" in (x.ctype, y.ctype) else x.ctype
+        if ctype == "int64":
+            x, y = self.cast(x, ctype), self.cast(y, ctype)
+        return self.make("{} ? {} : {}", (condition, x, y), ctype, TERNARY, (OR, TERNARY + 1, TERNARY))
+
+    def negation(self, x: Code) -> Code:
+        """Not ``x``."""
+        return self.make("!{}", (x,), "bool", UNARY, UNARY)
+
     def _make(
         self,
         form: str,
@@ -181,9 +196,12 @@ class Names:
         default_factory=lambda: {"float": "x", "bool": "is", "int32": "n", "int64": "n"}
     )
 
-    def fresh(self, code: Code) -> str:
-        """A name for ``code``."""
-        return self.unique(code.hint) if code.hint else self.numbered(self.letters.get(code.ctype, "t"))
+    def fresh(self, code: Code, local: bool) -> str:
+        """A name for ``code``; a local one that comes from a tensor says that it is not the tensor itself."""
+        if not code.hint:
+            return self.numbered(self.letters.get(code.ctype, "t"))
+        ending = ("_at" if code.ctype.endswith("*") else "_value") if local else ""
+        return self.unique(f"{code.hint}{ending}")
 
     def unique(self, name: str) -> str:
         """``name``, with a number if it is taken."""
@@ -240,8 +258,10 @@ class Splitter:
     """Names for the expressions of one kernel. A name given to an outer place is known to every later
     split."""
 
-    def __init__(self, places: Places | None = None) -> None:
-        self.places = places or Places()
+    def __init__(self, flat: bool = False) -> None:
+        """``flat``: all text stands in one function, so that every name is a local one."""
+        self.flat = flat
+        self.places = Places()
         self.names = Names()
         self.fields: dict[Place, list[Variable]] = {BLOCK: [], ROW: [], COLUMN: []}
         """Fields of the block, of its rows and of its columns, in the order in which they are assigned."""
@@ -267,16 +287,16 @@ class Splitter:
                 continue
             place = home[code]
             further = any(use != place for use in uses[code])
-            name = self.names.fresh(code)
-            variable = Variable(code.ctype, name)
+            kind: Literal["local", "field", "array"] = "local"
             if further and place.element:
-                kind: Literal["local", "field", "array"] = "array"
-                target = self.places.field(place, name)
-            elif further and place.phase == 0:
-                kind, target = "field", self.places.field(place, name)
+                kind = "array"
+            elif further and place.phase == 0 and not self.flat:
+                kind = "field"
+            name = self.names.fresh(code, kind != "field")
+            variable = Variable(code.ctype, name)
+            target = name if kind == "local" else self.places.field(place, name)
+            if kind == "field":
                 self.fields[Place(place.row, place.column)].append(variable)
-            else:
-                kind, target = "local", name
             text = split.definition(code)
             statements.setdefault(place, []).append(Statement(kind, variable, target, text))
             local[code] = target

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fagen.derive.walk import State, Walk
-from fagen.emit.code import BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Statement, Variable
+from fagen.emit.code import AND, BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Statement, Variable
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, block_name, said
@@ -575,7 +575,7 @@ class _Builder:
             products=tuple(products),
             phases=phases,
             arrays=split.arrays(),
-            guard=split.text(guard_code) if guard_code is not None else None,
+            guard=split.text(guard_code, AND) if guard_code is not None else None,
             guard_comment=scope.shown(walk.guard),
             row=row,
             stores=stores,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, RangePlan
-from fagen.emit.code import COLUMN, Code, Place, Statement, Variable
+from fagen.derive.tile import Search
+from fagen.emit.code import COLUMN, COMPARE, ELEMENT, PRODUCT, Code, Place, Statement, Variable
 from fagen.emit.scope import Scope, block_name
-from fagen.ir.graph import FALSE, TRUE, Axis, Const, Index, Node
+from fagen.ir import graph as ir
+from fagen.ir.graph import FALSE, TRUE, Axis, Index, Node
+from fagen.plan.prepare import mapped
 
 BEFORE = Place(phase=1)
 """What is computed once a block, before the loop."""
+IN_LOOP = COLUMN._replace(phase=1)
+"""What is computed once a tile."""
 
 
 @dataclass(frozen=True)
@@ -39,48 +44,128 @@ def loop_text(
     scope: Scope, ranges: RangePlan | None, guard: Node, walk_axis: Axis, row_axis: Axis | None
 ) -> LoopText:
     """The loop of a walk under ``guard``, bounded by ``ranges`` where there are some."""
-    codes = scope.codes
     start, last = f"{walk_axis}_start", f"{walk_axis}_last"
     length, block = scope.length(walk_axis), block_name(walk_axis)
     if ranges is None:
         return LoopText(start, last, length, block, (), (), (), None, "" if guard is TRUE else None)
-    first, end = ("0", "0") if row_axis is None else (f"block.{row_axis}_start", f"block.{row_axis}_last")
-    if row_axis is None and Index(ranges.own_axis) in scope.grid:
-        first = end = f"block.{ranges.own_axis}"
-    leaves: dict[Node, Code] = {
-        OWN_FIRST: codes.leaf(first, "int32", BEFORE),
-        OWN_LAST: codes.leaf(end, "int32", BEFORE),
-        WALK_FIRST: codes.leaf(start, "int32", COLUMN._replace(phase=1)),
-        WALK_LAST: codes.leaf(last, "int32", COLUMN._replace(phase=1)),
-    }
-    before: list[Statement] = []
-    tile: list[Statement] = []
-    places = {False: (BEFORE, before), True: (COLUMN._replace(phase=1), tile)}
+    loop = _Loop(scope, ranges, row_axis)
+    bounds = loop.bounds()
+    skip, full = loop.tests()
+    return LoopText(start, last, length, block, loop.before, bounds, loop.tile, skip, full)
 
-    def say(code: Code) -> str:
+
+class _Loop:
+    """The formulas of a range plan as statements, those of the block in ``before``, those of a tile in
+    ``tile``."""
+
+    def __init__(self, scope: Scope, ranges: RangePlan, row_axis: Axis | None) -> None:
+        self.scope = scope
+        self.ranges = ranges
+        self.row_axis = row_axis
+        self.before: list[Statement] = []
+        self.tile: list[Statement] = []
+        leaf = scope.codes.leaf
+        walk = ranges.walk_axis
+        if row_axis is not None:
+            first, last = f"block.{row_axis}_start", f"block.{row_axis}_last"
+        else:
+            first = last = f"block.{ranges.own_axis}" if Index(ranges.own_axis) in scope.grid else "0"
+        self.leaves: dict[Node, Code] = {
+            OWN_FIRST: leaf(first, "int32", BEFORE),
+            OWN_LAST: leaf(last, "int32", BEFORE),
+            WALK_FIRST: leaf(f"{walk}_start", "int32", IN_LOOP),
+            WALK_LAST: leaf(f"{walk}_last", "int32", IN_LOOP),
+        }
+        for summary in ranges.summaries:
+            self.name(summary.symbol, self.prepared(summary.op, summary.node, (summary.axis,)))
+        for search in ranges.searches:
+            self.name(search.symbol, self.search(search))
+        for let in ranges.lets:
+            self.name(let.symbol, self.code(let.value))
+
+    def code(self, node: Node) -> Code:
+        return self.scope.lowering(self.leaves)(node)
+
+    def say(self, code: Code, binds: int = 0) -> str:
         """The text of ``code``, its statements put where it is known."""
-        place, group = places[code.place.column]
-        split = scope.split([(code, place)])
-        before.extend(split.at(BEFORE) if group is not before else ())
-        group.extend(split.at(place))
-        return split.text(code)
+        place = IN_LOOP if code.place.column else BEFORE
+        split = self.scope.split([(code, place)])
+        self.before += split.at(BEFORE)
+        self.tile += split.at(IN_LOOP)
+        return split.text(code, binds)
 
-    for let in ranges.lets:
-        code = scope.lowering(leaves)(let.value)
-        name = scope.splitter.names.unique(f"{walk_axis}_{let.symbol.name.rstrip('0123456789')}")
-        text = say(code)
-        variable = Variable(code.ctype, name)
-        places[code.place.column][1].append(Statement("local", variable, name, text))
-        place = places[code.place.column][0]
-        leaves[let.symbol] = codes.leaf(name, code.ctype, place)
-    lower = scope.lowering(leaves)
-    found = []
-    for each in ranges.ranges:
-        begin = "0" if isinstance(each.begin, Const) and each.begin.value == 0 else say(lower(each.begin))
-        stop = say(lower(each.end))
-        if each.when is not TRUE:
-            stop = f"{say(lower(each.when))} ? {stop} : 0"
-        found.append((begin, stop))
-    skip = None if ranges.may is TRUE else f"!({say(lower(ranges.may))})"
-    full = None if ranges.must is FALSE else "" if ranges.must is TRUE else say(lower(ranges.must))
-    return LoopText(start, last, length, block, before, found, tile, skip, full)
+    def name(self, symbol: Node, code: Code) -> None:
+        """A statement that gives ``code`` the name of ``symbol``."""
+        assert isinstance(symbol, ir.Symbol)
+        text = self.say(code)
+        name = self.scope.splitter.names.unique(symbol.name)
+        place, group = (IN_LOOP, self.tile) if code.place.column else (BEFORE, self.before)
+        group.append(Statement("local", Variable(code.ctype, name), name, text))
+        self.leaves[symbol] = self.scope.codes.leaf(name, code.ctype, place)
+
+    # ------------------------------------------------------------------------------------------- what is read
+
+    def prepared(self, op: str, node: Node, axes: Sequence[Axis]) -> Code:
+        """What an earlier kernel computed of a tile; of a single row it is the value itself."""
+        tensor = self.scope.parameters.prepared(op, node, axes)
+        if tensor is None:
+            return self.code(node)
+        positions = [self.place(axis, axes) for axis in tensor.layout]
+        ctype = _READ_AS.get(tensor.storage, tensor.storage)
+        return self.scope.lowering(self.leaves).element(tensor, positions, ctype=ctype)
+
+    def tiles(self) -> Mapping[Node, Code]:
+        """The number of the tile along each axis of the pair."""
+        codes = self.scope.codes
+        found: dict[Node, Code] = {}
+        for axis, first in ((self.ranges.own_axis, OWN_FIRST), (self.ranges.walk_axis, WALK_FIRST)):
+            size = codes.leaf(block_name(axis), "int32")
+            found[Index(axis)] = codes.infix("/", self.leaves[first], size, "int32", PRODUCT)
+        return found
+
+    def place(self, axis: Axis, axes: Sequence[Axis]) -> Code:
+        return self.tiles()[Index(axis)] if axis in axes else self.scope.grid[Index(axis)]
+
+    def search(self, search: Search) -> Code:
+        """How many elements of a sorted row lie below a value."""
+        codes = self.scope.codes
+        lower = self.scope.lowering(self.leaves)
+        i = codes.leaf("i", "int32", ELEMENT)
+        element = lower.read(search.table, [*(lower(fixed) for fixed in search.fixed), i])
+        sign = "<" if search.side == "left" else "<="
+        below = codes.infix(sign, element, lower(search.value), "bool", COMPARE)
+        split = self.scope.split([(below, ELEMENT)])
+        self.before += split.at(BEFORE)
+        length = self.scope.length(search.table.layout[-1])
+        text = f"partition_point({length}, [&](int i) {{ return {split.text(below)}; }})"
+        return codes.leaf(text, "int32", BEFORE)
+
+    # ---------------------------------------------------------------------------------------- what is decided
+
+    def bounds(self) -> list[tuple[str, str]]:
+        """Begin and end of each range, the end 0 where the range is empty."""
+        found = []
+        for each in self.ranges.ranges:
+            begin = self.say(self.code(each.begin))
+            end = self.code(each.end)
+            if each.when is not TRUE:
+                zero = self.scope.codes.leaf("0", end.ctype)
+                end = self.scope.codes.choice(self.code(each.when), end, zero)
+            found.append((begin, self.say(end)))
+        return found
+
+    def tests(self) -> tuple[str | None, str | None]:
+        """When a tile is skipped, and when all of it counts."""
+        ranges = self.ranges
+        if mapped(self.scope.kernel, ranges):
+            kind = self.prepared("map", ranges.guard, (ranges.own_axis, ranges.walk_axis))
+            symbol = ir.Symbol("kind", (), "int")
+            self.name(symbol, kind)
+            return f"{self.leaves[symbol].form} == 0", f"{self.leaves[symbol].form} == 2"
+        skip = None if ranges.may is TRUE else self.say(self.scope.codes.negation(self.code(ranges.may)))
+        must = ranges.must
+        return skip, None if must is FALSE else "" if must is TRUE else self.say(self.code(must), COMPARE)
+
+
+_READ_AS = {"fp32": "float", "uint8": "int32"}
+"""The type of a prepared value, where it is not that of its storage."""

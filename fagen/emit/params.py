@@ -177,6 +177,7 @@ class Parameters:
             self.tensors[at] = Tensor(at, name, storage, output.layout, True, output.name)
         self._buffers = {buffer.name: i for i, buffer in enumerate(plan.buffers)}
         self._program = graph
+        self._prepared = plan.prepared
 
     def _output_names(self, outputs: Sequence[Output]) -> list[str]:
         walked = _walked(outputs)
@@ -191,6 +192,13 @@ class Parameters:
         if node.position < self._arguments:
             return self.tensors["argument", node.position]
         return self.tensors["buffer", node.position - self._arguments]
+
+    def prepared(self, op: str, node: Node, axes: Iterable[Axis]) -> Tensor | None:
+        """Where what is prepared of ``node`` over tiles of ``axes`` lies."""
+        for each in self._prepared:
+            if (each.op, each.node) == (op, node) and [axis for axis, _ in each.tiles] == list(axes):
+                return self.tensors["buffer", self._buffers[each.name]]
+        return None
 
     def written(self, stage: str, output: Output) -> Tensor:
         """The tensor an output of a stage goes to."""

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fagen
 from fagen.emit.forward import forward_loop
 from fagen.emit.params import Field, Parameters
+from fagen.emit.prepare import preparations
 from fagen.emit.product import product
 from fagen.emit.render import laid_out, render
 from fagen.emit.scope import Routines, Scope
 from fagen.ir.graph import Axis
 from fagen.plan.plan import Plan
+from fagen.version import VERSION
 
 _SCHEDULES: Mapping[str, Callable[[Scope], Any]] = {
     "forward_loop": forward_loop,
@@ -50,18 +51,22 @@ def emit(plan: Plan) -> Emitted:
     """The CUDA of a plan. The same plan gives the same text in every process."""
     parameters = Parameters(plan)
     kernels = [_SCHEDULES[kernel.schedule](Scope(plan, kernel, parameters)) for kernel in plan.kernels]
+    first = preparations(plan, parameters)
     routines = Routines()
-    body = render("kernels.j2", plan=plan, kernels=kernels, define=routines.define, call=routines.call)
+    body = render(
+        "kernels.j2", plan=plan, first=first, kernels=kernels, define=routines.define, call=routines.call
+    )
     fields = parameters.fields(body)
     text = render(
         "program.j2",
         plan=plan,
-        version=fagen.__version__,
+        version=VERSION,
         members=parameters.members(fields),
         lengths=parameters.lengths(body),
         constants=parameters.constants(body),
         body=body,
     )
+    prepared = (Function(each.function, each.threads, 0, each.grid) for each in first)
     functions = tuple(
         Function(
             kernel.function,
@@ -71,4 +76,4 @@ def emit(plan: Plan) -> Emitted:
         )
         for kernel in plan.kernels
     )
-    return Emitted(laid_out(text), functions, fields)
+    return Emitted(laid_out(text), (*prepared, *functions), fields)

@@ -21,27 +21,34 @@ def block_name(axis: Axis) -> str:
     return f"BLOCK_{axis.upper()}"
 
 
-class Scope:
-    """One kernel's expressions and names. ``block`` collects what is computed once a block."""
+class Surroundings:
+    """Expressions and names at one position of each of ``grid_axes``.
 
-    def __init__(self, plan: Plan, kernel: KernelPlan, parameters: Parameters) -> None:
+    ``flat``: all of it stands in one function, where those positions are called as their axes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        parameters: Parameters,
+        grid_axes: Sequence[Axis],
+        limits: Mapping[Node, Extent],
+        flat: bool = False,
+    ) -> None:
         self.plan = plan
-        self.kernel = kernel
         self.parameters = parameters
-        sizes = dict(plan.problem.sizes)
         fast = "fp32" not in plan.problem.inputs
-        limits: dict[Node, Extent] = {}
-        for ranges in kernel.ranges:
-            limits.update(ranges.limits if ranges is not None else {})
-        self.expressions = Expressions(parameters, sizes, fast, limits)
+        self.expressions = Expressions(parameters, dict(plan.problem.sizes), fast, limits)
         self.codes = self.expressions.codes
-        self.splitter = Splitter()
+        self.splitter = Splitter(flat)
         self.block: list[Statement] = []
+        """What is computed once a block."""
+        prefix = "" if flat else "block."
         self.grid: dict[Node, Code] = {
-            Index(axis): self.codes.leaf(f"block.{axis}", "int32") for axis in kernel.grid_axes
+            Index(axis): self.codes.leaf(f"{prefix}{axis}", "int32") for axis in grid_axes
         }
-        if {"hk", "g"} <= set(kernel.grid_axes):
-            self.grid[HEAD] = self.codes.leaf("block.h", "int32")
+        if {"hk", "g"} <= set(grid_axes):
+            self.grid[HEAD] = self.codes.leaf(f"{prefix}h", "int32")
 
     def lowering(
         self,
@@ -69,10 +76,6 @@ class Scope:
         """The element of ``tensor`` to be written at the current positions."""
         return lower.element(tensor, [lower.position(axis) for axis in tensor.layout])
 
-    def written(self, output: Output) -> Tensor:
-        """The tensor that an output of the stage goes to."""
-        return self.parameters.written(self.kernel.stage.name, output)
-
     def says_head(self, text: str) -> bool:
         """Whether ``text``, or what is computed once a block, reads the query head as one number."""
         texts = (text, *(statement.text for statement in self.block))
@@ -96,6 +99,21 @@ class Scope:
             elif isinstance(node, Map) and node.op == "finite":
                 names[node] = show(node.args[0], names)
         return names
+
+
+class Scope(Surroundings):
+    """The surroundings of one kernel of a plan."""
+
+    def __init__(self, plan: Plan, kernel: KernelPlan, parameters: Parameters) -> None:
+        limits: dict[Node, Extent] = {}
+        for ranges in kernel.ranges:
+            limits.update(ranges.limits if ranges is not None else {})
+        super().__init__(plan, parameters, kernel.grid_axes, limits)
+        self.kernel = kernel
+
+    def written(self, output: Output) -> Tensor:
+        """The tensor that an output of the stage goes to."""
+        return self.parameters.written(self.kernel.stage.name, output)
 
 
 # ------------------------------------------------------------------------------------------------- functions

@@ -10,12 +10,20 @@ from typing import Literal, TypeAlias
 from fagen.derive.intervals import RangePlan
 from fagen.derive.streaming import Fusion
 from fagen.derive.walk import Note, Stage
-from fagen.ir.graph import Axis, Graph
+from fagen.ir.graph import Axis, Graph, Node
 
-Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool"]
+Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool", "uint8"]
 """How the elements of a tensor lie in memory; a bool is one byte."""
 
-STORAGE_BYTES: Mapping[Storage, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "bool": 1}
+STORAGE_BYTES: Mapping[Storage, int] = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+    "uint8": 1,
+}
 
 Tiling: TypeAlias = Literal["registers", "shared", "element"]
 """How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an
@@ -139,17 +147,55 @@ class KernelPlan:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """One value for each tile, computed before the kernels whose loops read it: see `plan.prepare`.
+
+    ``min max any all`` of ``node`` over a tile of one axis, or the ``map`` of a guard over a pair of tiles: 0
+    if it holds nowhere, 2 if everywhere, else 1. ``tiles`` are the axes of the tile and how many positions of
+    each it has; along the other axes of ``node`` there is a value for each position. It lies in the buffer
+    ``name``.
+    """
+
+    name: str
+    op: Literal["min", "max", "any", "all", "map"]
+    node: Node
+    tiles: tuple[tuple[Axis, int], ...]
+    storage: Storage
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Axes of its buffer: those of the tile come last."""
+        tiled = [axis for axis, _ in self.tiles]
+        return (*(axis for axis in self.node.axes if axis not in tiled), *tiled)
+
+    @property
+    def buffer(self) -> Buffer:
+        """Where it is kept."""
+        blocks = dict(self.tiles)
+        return Buffer(
+            self.name, self.axes, self.storage, None, tuple(blocks.get(axis, 1) for axis in self.axes)
+        )
+
+
+@dataclass(frozen=True)
 class Buffer:
     """Memory between two kernels: ``t0``, of ``axes`` in canonical order, contiguous.
 
-    ``reuses`` is the place of an earlier buffer of the same size that no kernel reads any more when this one
-    is written: both may be the same memory.
+    An element stands for ``tiles`` positions of each axis (empty: for one). ``reuses`` is the place of an
+    earlier buffer of the same size that no kernel reads any more when this one is written: both may be the
+    same memory.
     """
 
     name: str
     axes: tuple[Axis, ...]
     storage: Storage
     reuses: int | None = None
+    tiles: tuple[int, ...] = ()
+
+    def shape(self, lengths: Mapping[Axis, int]) -> tuple[int, ...]:
+        """How many elements it has along each axis."""
+        tiles = self.tiles or (1,) * len(self.axes)
+        return tuple(-(-lengths[axis] // tile) for axis, tile in zip(self.axes, tiles, strict=True))
 
 
 @dataclass(frozen=True)
@@ -160,6 +206,8 @@ class Plan:
     family: str
     kernels: tuple[KernelPlan, ...]
     buffers: tuple[Buffer, ...]
+    prepared: tuple[Prepared, ...]
+    """Computed before the first kernel; each has its buffer among ``buffers``."""
     outputs: tuple[Storage, ...]
     """One for each of the graph's outputs: fp32 for row statistics, else that of the first tensor with
     features."""

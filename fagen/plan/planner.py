@@ -14,6 +14,7 @@ from fagen.ir.graph import Axis, Node, Symbol
 from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import buffer_lives, output_storages, profile, shared_tiles, stage_roots
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
+from fagen.plan.prepare import prepare
 from fagen.plan.tiling import (
     Ranked,
     rank,
@@ -61,12 +62,14 @@ def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int
                 if other is not own
             ]
             rejected += [Rejected(prefix + r.candidate, r.reason) for r in misfits]
+        prepared = prepare(kernels)
         found.append(
             Plan(
                 problem=problem,
                 family=family,
                 kernels=tuple(kernels),
-                buffers=buffers,
+                buffers=(*buffers, *(each.buffer for each in prepared)),
+                prepared=prepared,
                 outputs=output_storages(problem),
                 notes=derivation.notes,
                 rejected=tuple(rejected),

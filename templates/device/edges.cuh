@@ -2,6 +2,7 @@
 //
 //   quotient(x, y)        x / y, and 0 where y is 0: a row in which nothing was summed
 //   finite_or_zero(x)     x, and 0 where it is -inf: the maximum of such a row
+//   absolute(x)           of an int32 or int64
 //   clamp_index(i, size)  the position in a table of `size` elements nearest to i
 //   skipped()             stands in a tile of weights for a term that is no part of the sum: a NaN of its own,
 //   is_skipped(w)         which arithmetic does not make
@@ -15,6 +16,11 @@ __device__ __forceinline__ float quotient(float x, float y) {
 
 __device__ __forceinline__ float finite_or_zero(float x) {
   return x == -INFINITY ? 0.0f : x;
+}
+
+template <class Integer>
+__device__ __forceinline__ Integer absolute(Integer x) {
+  return x < 0 ? -x : x;
 }
 
 template <class Index>

@@ -1,6 +1,6 @@
 // types.cuh: storage types, their exact conversions, and vector access to global memory.
 //
-//   int32 int64 uint32 uint64      fixed-width integers
+//   int32 int64 uint8 uint32 uint64   fixed-width integers
 //   fp16 bf16 fp32                 storage types; arithmetic is done in float
 //   to_float(x)                    exact; from fp16, bf16, fp32
 //   from_float<T>(x)               round to nearest even; a NaN becomes 0x7fff
@@ -11,6 +11,7 @@
 
 using int32 = int;
 using int64 = long long;
+using uint8 = unsigned char;
 using uint32 = unsigned int;
 using uint64 = unsigned long long;
 
