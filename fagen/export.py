@@ -34,16 +34,23 @@ class Array:
     storage: Storage
     of: str
     sorted: bool = False
+    tiles: tuple[int, ...] = ()
 
     @property
     def count(self) -> str:
         """The number of its elements."""
-        return " * ".join(map(extent, self.axes)) or "1"
+        return " * ".join(self._extents) or "1"
 
     @property
     def stride(self) -> list[str]:
         """Elements from one position of each axis to the next."""
-        return [" * ".join(map(extent, self.axes[i + 1 :])) or "1" for i in range(len(self.axes))]
+        return [" * ".join(self._extents[i + 1 :]) or "1" for i in range(len(self.axes))]
+
+    @property
+    def _extents(self) -> list[str]:
+        tiles = self.tiles or (1,) * len(self.axes)
+        pairs = zip(map(extent, self.axes), tiles, strict=True)
+        return [length if tile == 1 else f"(({length} + {tile - 1}) / {tile})" for length, tile in pairs]
 
 
 def extent(axis: Axis) -> str:
@@ -130,7 +137,15 @@ def _arrays(graph: Graph, plan: Plan) -> list[Array]:
         for i, output in enumerate(graph.outputs)
     ]
     found += [
-        Array(f"buffer{i}", ("buffer", i), buffer.name, buffer.axes, buffer.storage, "double")
+        Array(
+            f"buffer{i}",
+            ("buffer", i),
+            buffer.name,
+            buffer.axes,
+            buffer.storage,
+            "double",
+            tiles=buffer.tiles,
+        )
         for i, buffer in enumerate(plan.buffers)
     ]
     return found

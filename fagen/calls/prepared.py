@@ -26,7 +26,7 @@ from fagen.ir.graph import Axis, Graph
 from fagen.plan.plan import STORAGE_BYTES
 from fagen.run import launch
 from fagen.run.emulate import Checker, Memory, Schedule
-from fagen.run.recipe import Packer, Recipe, blocks, offsets_of
+from fagen.run.recipe import Packer, Recipe, blocks
 from fagen.torch_op import Outputs
 
 _SEED_RANGE = (-(2**63), 2**63 - 1)
@@ -85,7 +85,7 @@ class _Memory:
             self._tensors["output", i] = _Tensor(place + i, shape, _steps(shape, contiguous(shape)))
         place += len(graph.outputs)
         for i, buffer in enumerate(recipe.buffers):
-            shape = tuple(length_of(axis, sizes) for axis in buffer.axes)
+            shape = buffer.shape(sizes)
             self._tensors["buffer", i] = _Tensor(place + i, shape, _steps(shape, contiguous(shape)))
         self.words = place + len(recipe.buffers)
 
@@ -118,8 +118,7 @@ class Prepared:
             for shape, storage in zip(output_shapes(graph, sizes), recipe.outputs, strict=True)
         ]
         self.buffers = [
-            prod(sizes[axis] for axis in buffer.axes) * STORAGE_BYTES[buffer.storage]
-            for buffer in recipe.buffers
+            prod(buffer.shape(sizes)) * STORAGE_BYTES[buffer.storage] for buffer in recipe.buffers
         ]
         self.packer = Packer(recipe.fields, memory.known)
         self.places = [memory.place(tensor) for tensor in self.packer.data]
@@ -182,7 +181,7 @@ class OnGpu(Prepared):
             memory.append(torch.empty(size, dtype=torch.uint8, device=device))
         memory.append(draw_seed(device) if self.random else self._words)
         params = self.pack(memory, given)
-        self._gpu.launch([(*each, params) for each in self.launches], launch.current_stream(self._gpu.index))
+        self._gpu.launch([(*each, params) for each in self.launches], self._gpu.current_stream())
         return outputs
 
 
@@ -218,8 +217,6 @@ class OnEmulator(Prepared):
         recipe = kernel.emulated_recipe
         super().__init__(values, recipe, sizes)
         self._kernel = kernel
-        offsets = offsets_of(recipe.fields)
-        self._offsets = [offsets[i] for i in self.packer.addresses]
 
     def __call__(self, given: Sequence[Any]) -> Outputs:
         """The outputs, when all threads have ended."""
@@ -232,7 +229,7 @@ class OnEmulator(Prepared):
         params = self.pack(memory, given)
         settings = _emulation.get()
         kernels = self._kernel.emulated(settings.checker)
-        placed = zip(self._offsets, self.places, strict=True)
+        placed = zip(self.packer.offsets, self.places, strict=True)
         memories = [self._extent(offset, place, memory[place]) for offset, place in placed]
         for function, grid, block, shared_bytes in self.launches:
             kernels.launch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -32,7 +33,9 @@ class Recipe:
         """What `to_json` gave, before or after a way through text."""
         functions = [{**each, "grid": _tuples(each["grid"])} for each in value["functions"]]
         fields = [{**each, "source": _tuples(each["source"])} for each in value["fields"]]
-        buffers = [{**each, "axes": tuple(each["axes"])} for each in value["buffers"]]
+        buffers = [
+            {**each, "axes": tuple(each["axes"]), "tiles": tuple(each["tiles"])} for each in value["buffers"]
+        ]
         return Recipe(
             tuple(Function(**each) for each in functions),
             tuple(Field(**each) for each in fields),
@@ -69,31 +72,40 @@ class Packer:
     gives, in this order (None: the seed's), and ``scalars`` the positions of the arguments whose values.
     """
 
-    __slots__ = ("_fixed", "_pack", "_scalars", "addresses", "data", "scalars")
+    __slots__ = ("_addresses", "_numbers", "_pieces", "data", "offsets", "scalars")
 
     def __init__(self, fields: Sequence[Field], known: Callable[[Field], int | None]) -> None:
-        self._pack = struct.Struct(struct_format(fields)).pack
-        self._fixed: list[Any] = [known(field) for field in fields]
-        self.addresses: list[int] = []
-        self._scalars: list[int] = []
+        values = [known(field) for field in fields]
+        letters, offsets = struct_format(fields), offsets_of(fields)
+        whole = struct.pack(letters, *(0 if value is None else value for value in values))
         self.data: list[TensorId | None] = []
         self.scalars: list[int] = []
-        for i, field in enumerate(fields):
-            if field.source[0] == "data":
-                self.addresses.append(i)
-                self.data.append(field.source[1])
-            elif field.source[0] == "seed":
-                self.addresses.append(i)
-                self.data.append(None)
-            elif field.source[0] == "scalar":
-                self._scalars.append(i)
+        self.offsets: list[int] = []
+        self._addresses: list[int] = []
+        self._numbers: list[tuple[int, Callable[[float], bytes]]] = []
+        self._pieces: list[bytes] = []  # what stands between the members each call gives, and room for those
+        done = 0
+        for field, offset, letter in zip(fields, offsets, letters[1:], strict=False):
+            kind = field.source[0]
+            if kind not in ("data", "seed", "scalar"):
+                continue
+            self._pieces += [whole[done:offset], b""]
+            place = len(self._pieces) - 1
+            done = offset + struct.calcsize(letter)
+            if kind == "scalar":
+                self._numbers.append((place, struct.Struct(letter).pack))
                 self.scalars.append(field.source[1])
+            else:
+                self._addresses.append(place)
+                self.data.append(field.source[1] if kind == "data" else None)
+                self.offsets.append(offset)
+        self._pieces.append(whole[done:])
 
     def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> bytes:
         """The bytes of the struct."""
-        members = self._fixed.copy()
-        for i, address in zip(self.addresses, addresses):  # noqa: B905 (called for every launch)
-            members[i] = address
-        for i, number in zip(self._scalars, numbers):  # noqa: B905
-            members[i] = number
-        return self._pack(*members)
+        pieces = self._pieces.copy()
+        for place, address in zip(self._addresses, addresses):  # noqa: B905 (called for every launch)
+            pieces[place] = address.to_bytes(8, sys.byteorder)
+        for (place, pack), number in zip(self._numbers, numbers):  # noqa: B905
+            pieces[place] = pack(number)
+        return b"".join(pieces)
