@@ -87,7 +87,7 @@ class Compiled:
         sizes = "_".join(f"{axis}{length}" for axis, length in problem.sizes)
         dtype = next((storage for storage in problem.inputs if storage in ("fp32", "fp16", "bf16")), "")
         arch = problem.arch.lower().replace(" ", "")
-        digest = _digest(self._parts())[:_SHORT]
+        digest = _digest(self._asked())[:_SHORT]
         return "_".join(part for part in (problem.graph.name, sizes, dtype, arch, digest) if part)
 
     @property
@@ -231,10 +231,15 @@ class Compiled:
             works="a smaller head dim, a 16-bit dtype or another family may",
         )
 
-    def _parts(self) -> dict[str, Any]:
+    def _asked(self) -> dict[str, Any]:
+        """The problem as JSON can hold it."""
         problem = self.problem
         plain = {f.name: getattr(problem, f.name) for f in fields(problem) if f.name != "graph"}
-        return {"graph": graph_digest(problem.graph), **plain, "package": package_digest()}
+        return {"graph": graph_digest(problem.graph), **plain}
+
+    def _parts(self) -> dict[str, Any]:
+        """The problem, and the code that answers it."""
+        return {**self._asked(), "package": package_digest()}
 
 
 def judged(built: Built) -> tuple[str, int]:

@@ -23,6 +23,7 @@ from fagen.compile import Compiled
 from fagen.emit.params import Field, TensorId
 from fagen.errors import UsageError
 from fagen.ir.graph import Axis, Graph
+from fagen.ir.show import length_name
 from fagen.plan.plan import STORAGE_BYTES
 from fagen.run import launch
 from fagen.run.emulate import Checker, Memory, Schedule
@@ -120,7 +121,13 @@ class Prepared:
         self.buffers = [
             prod(buffer.shape(sizes)) * STORAGE_BYTES[buffer.storage] for buffer in recipe.buffers
         ]
-        self.packer = Packer(recipe.fields, memory.known)
+        try:
+            self.packer = Packer(recipe.fields, memory.known)
+        except struct.error:
+            lengths = {length_name(axis): length for axis, length in sizes.items()}
+            raise UsageError(
+                "a length has more than 31 bits", call=self.name, values=lengths, works="call it on parts"
+            ) from None
         self.places = [memory.place(tensor) for tensor in self.packer.data]
         self.random = None in self.packer.data
         self._names = [argument.name for argument in graph.arguments]

@@ -41,6 +41,7 @@ class Gpu:
             self._context = _immortal(self._cuda.Device(index).retain_primary_context())
         except self._cuda.Error as error:
             raise LaunchError(f"cuda:{index} cannot be used", values={"reason": error}) from error
+        self._stream = _stream_of_torch()
         self._lock = threading.RLock()
         self._loaded: dict[str, Mapping[str, Any]] = {}
         self._sides: dict[int, _Side] = {}
@@ -60,6 +61,10 @@ class Gpu:
                 if found is None:
                     found = self._loaded[key] = self._load(image, shared_bytes)
         return found
+
+    def current_stream(self) -> int:
+        """The handle of torch's current stream on this GPU; 0 is its default."""
+        return self._stream(self.index)
 
     def launch(self, launches: Sequence[Launch], stream: int) -> None:
         """Put launches on torch's stream of the handle ``stream`` (0: its default), in order.
@@ -181,6 +186,14 @@ def _driver() -> Any:
     return cuda
 
 
+def _stream_of_torch() -> Callable[[int], int]:
+    """What gives the handle of torch's current stream on a device."""
+    import torch
+
+    direct = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls
+    return direct or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
+
+
 def _immortal(thing: Any) -> Any:
     """Keep an object of the driver from ever being destroyed: at exit its context may be gone before it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -207,16 +220,3 @@ def _exchange_capture_mode() -> Any:
         return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):
         return None
-
-
-def current_stream(index: int) -> int:
-    """The handle of torch's current stream on a GPU; 0 is its default."""
-    return int(_current_stream()(index))
-
-
-@lru_cache(maxsize=1)
-def _current_stream() -> Callable[[int], int]:
-    import torch
-
-    direct = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls
-    return direct or (lambda index: torch.cuda.current_stream(index).cuda_stream)

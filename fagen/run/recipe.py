@@ -86,19 +86,19 @@ class Packer:
         self._pieces: list[bytes] = []  # what stands between the members each call gives, and room for those
         done = 0
         for field, offset, letter in zip(fields, offsets, letters[1:], strict=False):
-            kind = field.source[0]
-            if kind not in ("data", "seed", "scalar"):
+            source = field.source
+            if source[0] not in ("data", "seed", "scalar"):
                 continue
             self._pieces += [whole[done:offset], b""]
             place = len(self._pieces) - 1
             done = offset + struct.calcsize(letter)
-            if kind == "scalar":
+            if source[0] == "scalar":
                 self._numbers.append((place, struct.Struct(letter).pack))
-                self.scalars.append(field.source[1])
-            else:
-                self._addresses.append(place)
-                self.data.append(field.source[1] if kind == "data" else None)
-                self.offsets.append(offset)
+                self.scalars.append(source[1])
+                continue
+            self._addresses.append(place)
+            self.data.append(source[1] if source[0] == "data" else None)
+            self.offsets.append(offset)
         self._pieces.append(whole[done:])
 
     def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> bytes:
