@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -118,8 +118,10 @@ class Prepared:
             (shape, DTYPE_OF[storage])
             for shape, storage in zip(output_shapes(graph, sizes), recipe.outputs, strict=True)
         ]
+        self._first_buffer = len(graph.arguments) + len(graph.outputs)
         self.buffers = [
-            prod(buffer.shape(sizes)) * STORAGE_BYTES[buffer.storage] for buffer in recipe.buffers
+            (prod(buffer.shape(sizes)) * STORAGE_BYTES[buffer.storage], buffer.reuses)
+            for buffer in recipe.buffers
         ]
         try:
             self.packer = Packer(recipe.fields, memory.known)
@@ -143,6 +145,11 @@ class Prepared:
                     call=self.name,
                     works="call it on parts of the batch",
                 )
+
+    def allocate(self, memory: list[Any], make: Callable[[int], Tensor]) -> None:
+        """Add the buffers to ``memory``, those that follow one another in the same place as one."""
+        for size, reuses in self.buffers:
+            memory.append(make(size) if reuses is None else memory[self._first_buffer + reuses])
 
     def pack(self, memory: Sequence[Any], given: Sequence[Any]) -> bytes:
         """The parameter struct, for ``memory`` in the order of `_Memory` and the call's own values."""
@@ -184,8 +191,8 @@ class OnGpu(Prepared):
         if not self.launches:
             return outputs
         memory = [*given, *outputs]
-        for size in self.buffers:
-            memory.append(torch.empty(size, dtype=torch.uint8, device=device))
+        if self.buffers:
+            self.allocate(memory, lambda size: torch.empty(size, dtype=torch.uint8, device=device))
         memory.append(draw_seed(device) if self.random else self._words)
         params = self.pack(memory, given)
         self._gpu.launch([(*each, params) for each in self.launches], self._gpu.current_stream())
@@ -231,7 +238,7 @@ class OnEmulator(Prepared):
         if not self.launches:
             return outputs
         memory = [*given, *outputs]
-        memory += [torch.full((size,), 255, dtype=torch.uint8) for size in self.buffers]
+        self.allocate(memory, lambda size: torch.full((size,), 255, dtype=torch.uint8))
         memory.append(draw_seed(self.device) if self.random else torch.zeros(2, dtype=torch.int64))
         params = self.pack(memory, given)
         settings = _emulation.get()
