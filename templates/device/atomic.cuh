@@ -2,6 +2,7 @@
 //
 //   atomic_add(pointer, x)            fp32 sum, in no fixed order
 //   fetch_next(counter)               adds 1 to an int32 counter and gives its value before
+//   fetch_cyclic(counter, period)     the same, but from `period` - 1 it goes back to 0
 //   wait_for_turn(counter, turn)      one thread of a block spins until the counter reaches `turn`, then
 //                                     sees all that was written before the turns passed; it may only wait for
 //                                     blocks that are sure to run
@@ -16,6 +17,10 @@ __device__ __forceinline__ void atomic_add(float* to, float x) {
 
 __device__ __forceinline__ int32 fetch_next(int32* counter) {
   return atomicAdd(counter, 1);
+}
+
+__device__ __forceinline__ int32 fetch_cyclic(int32* counter, int32 period) {
+  return static_cast<int32>(atomicInc(reinterpret_cast<uint32*>(counter), static_cast<uint32>(period - 1)));
 }
 
 __device__ __forceinline__ void wait_for_turn(const int32* counter, int32 turn) {

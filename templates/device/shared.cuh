@@ -37,8 +37,12 @@ __device__ __forceinline__ void store_vector(const Shared<T, COUNT>& tile, int i
   store_vector(&tile[i], value);
 }
 
-// Where instructions on shared memory find element i.
+// Where instructions on shared memory find byte `address` of the block's, and element i of a view.
+__device__ __forceinline__ uint32 window_address(uint32 address) {
+  return static_cast<uint32>(__cvta_generic_to_shared(shared_memory)) + address;
+}
+
 template <class T, int COUNT>
 __device__ __forceinline__ uint32 window_address(const Shared<T, COUNT>& tile, int i) {
-  return static_cast<uint32>(__cvta_generic_to_shared(shared_memory)) + tile.address_of(i);
+  return window_address(tile.address_of(i));
 }

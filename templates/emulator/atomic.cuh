@@ -16,6 +16,14 @@ inline int32 fetch_next(int32* counter) {
   return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
 }
 
+inline int32 fetch_cyclic(int32* counter, int32 period) {
+  int32 seen = __atomic_load_n(counter, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(counter, &seen, seen >= period - 1 ? 0 : seen + 1, true, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED)) {
+  }
+  return seen;
+}
+
 inline void wait_for_turn(const int32* counter, int32 turn, int line = __builtin_LINE()) {
   while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < turn) {
     fagen_poll("wait_for_turn", line);

@@ -1,0 +1,97 @@
+// mbarrier.cuh: barriers in shared memory, on which copies report and threads wait (sm_90).
+//
+//   Barrier barrier(address)             8 bytes of the block's shared memory, from a multiple of 8
+//   init(barrier, arrivals)              by one thread: a phase ends after so many arrivals and all announced bytes
+//   publish_barriers()                   by that thread, before the __syncthreads() after which others use them
+//   arrive(barrier)                      orders what this thread has read and written before it
+//   arrive_expecting(barrier, bytes)     the same, and announces bytes that copies will bring
+//   wait(barrier, parity)                until the phase of that parity has ended; the first has parity 0, and the one
+//                                        before it counts as ended. Whoever waits has to wait for every phase.
+//
+//   Ring<STAGES> at                      a position in buffers used in turn: at.stage(), at.parity(), at.next()
+//   Pipe<STAGES> pipe(address)           Pipe::BYTES of barriers for them: filled by copies, freed by their readers
+//   pipe.init(readers)                   by one thread; so many arrivals free a buffer
+//   pipe.fill(at, bytes)                 by the thread that fills: waits until the buffer is free, announces the bytes
+//                                        and gives the barrier on which the copies report
+//   pipe.wait(at)                        until the buffer is filled
+//   pipe.free(at)                        by one thread of each reader, once all of its threads have waited and read
+#pragma once
+
+#include "shared.cuh"
+
+struct Barrier {
+  static constexpr uint32 BYTES = 8;
+  uint32 address;
+
+  __device__ __forceinline__ explicit Barrier(uint32 address) : address(address) {}
+};
+
+__device__ __forceinline__ void init(Barrier barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(window_address(barrier.address)), "r"(arrivals)
+               : "memory");
+}
+
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(Barrier barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(window_address(barrier.address)) : "memory");
+}
+
+__device__ __forceinline__ void arrive_expecting(Barrier barrier, uint32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(window_address(barrier.address)),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void wait(Barrier barrier, uint32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "AGAIN%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+      "@ended bra ENDED%=;\n"
+      "bra AGAIN%=;\n"
+      "ENDED%=:\n"
+      "}" ::"r"(window_address(barrier.address)),
+      "r"(parity)
+      : "memory");
+}
+
+template <int STAGES>
+struct Ring {
+  uint32 count = 0;  // buffers passed so far
+
+  __device__ __forceinline__ uint32 stage() const { return count % STAGES; }
+  __device__ __forceinline__ uint32 parity() const { return count / STAGES % 2; }
+  __device__ __forceinline__ void next() { ++count; }
+};
+
+template <int STAGES>
+struct Pipe {
+  static constexpr uint32 BYTES = 2 * STAGES * Barrier::BYTES;
+  uint32 address;
+
+  __device__ __forceinline__ explicit Pipe(uint32 address) : address(address) {}
+
+  __device__ __forceinline__ Barrier filled(uint32 stage) const { return Barrier(address + stage * 16); }
+  __device__ __forceinline__ Barrier freed(uint32 stage) const { return Barrier(address + stage * 16 + 8); }
+
+  __device__ __forceinline__ void init(int readers) const {
+#pragma unroll
+    for (int stage = 0; stage < STAGES; ++stage) {
+      ::init(filled(stage), 1);
+      ::init(freed(stage), readers);
+    }
+  }
+
+  __device__ __forceinline__ Barrier fill(Ring<STAGES> at, uint32 bytes) const {
+    ::wait(freed(at.stage()), at.parity() ^ 1);
+    arrive_expecting(filled(at.stage()), bytes);
+    return filled(at.stage());
+  }
+
+  __device__ __forceinline__ void wait(Ring<STAGES> at) const { ::wait(filled(at.stage()), at.parity()); }
+  __device__ __forceinline__ void free(Ring<STAGES> at) const { arrive(freed(at.stage())); }
+};
