@@ -100,7 +100,7 @@ class _Reader:
             try:
                 tree = ast.parse(self.text.strip(), mode="eval")
             except SyntaxError as error:
-                raise self._fault(f"{_short(self.text)!r} is no expression ({error.msg})") from None
+                raise self._fault(f"{_short(self.text)!r} is no expression ({_short(error.msg)})") from None
             return self._value(tree.body, {})
 
     @contextmanager
@@ -113,7 +113,7 @@ class _Reader:
         except (RecursionError, MemoryError):
             raise self._fault("the expression is nested too deeply") from None
         except (ArithmeticError, TypeError, ValueError) as error:
-            raise self._fault(f"{_short(self.text)!r}: {error}") from None
+            raise self._fault(f"{_short(self.text)!r}: {_short(str(error))}") from None
 
     def _fault(self, what: str, works: str = "") -> UsageError:
         return UsageError(what, call=self.option, works=works)
