@@ -762,7 +762,7 @@ def buffer_lives(stages: Sequence[Stage], graph: Graph) -> dict[Input, tuple[int
 def peak_buffer_bytes(plan: Plan, lengths: Lengths) -> int:
     """The memory that buffers take, those that reuse another's counted once."""
     return sum(
-        prod(lengths[axis] for axis in buffer.axes) * STORAGE_BYTES[buffer.storage]
+        prod(buffer.shape(lengths)) * STORAGE_BYTES[buffer.storage]
         for buffer in plan.buffers
         if buffer.reuses is None
     )

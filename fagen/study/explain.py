@@ -11,7 +11,7 @@ from fagen.ir.graph import TRUE, Axis, Input
 from fagen.ir.show import join_heads, length_name, show
 from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes, stage_roots, tiles_of
-from fagen.plan.plan import KernelPlan, Plan
+from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan
 from fagen.plan.tiling import representative_lengths
 
 _MOST_UNFIT = 3
@@ -116,8 +116,6 @@ def _ownership(kernel: KernelPlan) -> str:
     if kernel.feature_axis:
         owned += f" x {kernel.block_feature} of {kernel.feature_axis}"
     text = f"a block owns {owned}" + (f" at one {at}" if at else "")
-    if stage.walk is None:
-        return f"{text} and maps every element"
     times = f", {len(stage.walks)} times" if len(stage.walks) > 1 else ""
     made = [symbol for walk in stage.walks for symbol in _made(walk.products, walk.states)]
     makes = f"; makes {', '.join(dict.fromkeys(made))}" if made else ""
@@ -198,7 +196,7 @@ def _together(plan: Plan, costs: list[Cost], sizes: Mapping[Axis, int]) -> list[
         f"{quantity(sum(cost.memory_bytes for cost in costs), 'B')} of device memory moved"
     ]
     for buffer in plan.buffers:
-        size = prod(sizes[axis] for axis in buffer.axes) * 4
+        size = prod(buffer.shape(sizes)) * STORAGE_BYTES[buffer.storage]
         axes = ", ".join(join_heads(buffer.axes))
         lines.append(f"  {buffer.name}[{axes}] lies between kernels: {quantity(size, 'B')}")
     if plan.buffers:
