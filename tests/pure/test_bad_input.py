@@ -1,0 +1,394 @@
+"""What has no meaning or does not fit is refused in one sentence before any compiler is looked for.
+
+In this file there is no compiler: a kernel that got as far as being compiled raises a `ToolchainError`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fagen as fg
+from command_line import fagen, mistake
+from fagen.errors import DtypeError, FagenError, PlanError, ToolchainError, UsageError
+
+Q = fg.Tensor["b h q d"]
+K = fg.Tensor["b hk kv d"]
+V = fg.Tensor["b hk kv dv"]
+
+PROGRAMS = """
+import fagen as fg
+
+Q, K, V = fg.Tensor["b h q d"], fg.Tensor["b hk kv d"], fg.Tensor["b hk kv dv"]
+
+
+@fg.program
+def wrong_axis(q: Q, k: K, v: V):
+    return fg.dot(fg.softmax(fg.dot(q, k, over="dv"), over="kv"), v, over="kv")
+
+
+@fg.program
+def without_v(q: Q, k: K, v: V):
+    return fg.logsumexp(fg.dot(q, k, over="d"), over="kv")
+
+
+@fg.program
+def unknown_mask(q: Q, k: K, v: V):
+    s = fg.where(fg.causl(), fg.dot(q, k, over="d"), -fg.inf)
+    return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
+
+
+@fg.program
+def other_axis(q: Q, k: K, v: V, pages: fg.Tensor["b kv page"]):
+    s = fg.dot(q, k, over="d") + fg.sum(pages, over="page")
+    return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
+
+
+def undeclared(q, k, v):
+    return fg.dot(q, k, over="d")
+
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cold_cache: Path) -> None:
+    for name in ("FAGEN_CXX", "CXX", "FAGEN_NVCC", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr("fagen.run.toolchain._wheel_nvccs", lambda: iter(()))
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    path = tmp_path / "programs.py"
+    path.write_text(PROGRAMS)
+    return path
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+X = tensor(2, 4, 8, 16)
+
+
+@fg.program
+def softmax(q: Q, k: K, v: V):
+    return fg.dot(fg.softmax(fg.dot(q, k, over="d"), over="kv"), v, over="kv")
+
+
+@fg.program
+def wrong_axis(q: Q, k: K, v: V):
+    return fg.dot(fg.softmax(fg.dot(q, k, over="dv"), over="kv"), v, over="kv")
+
+
+@fg.program
+def without_v(q: Q, k: K, v: V):
+    return fg.logsumexp(fg.dot(q, k, over="d"), over="kv")
+
+
+@fg.program
+def with_documents(q: Q, k: K, v: V, doc: fg.Tensor["b q", int]):
+    s = fg.where(doc > 0, fg.dot(q, k, over="d"), -fg.inf)
+    return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
+
+
+CALLS = {
+    "wrong axis": (
+        lambda: wrong_axis(X, X, X),
+        UsageError,
+        "wrong_axis: dot is over dv, an axis that q[b,h,q,d] does not have; its axes: b h q d",
+    ),
+    "wrong axis, ahead of time": (
+        lambda: fg.compile(wrong_axis, head_dim=64),
+        UsageError,
+        "wrong_axis: dot is over dv, an axis that q[b,h,q,d] does not have; its axes: b h q d",
+    ),
+    "an axis nobody knows": (
+        lambda: fg.attention(X, X, X, mask=fg.capture(X, "b h q page") > 0),
+        UsageError,
+        "attention: the output out has the axes b h page q dv; its layout says b h q dv",
+    ),
+    "no mask's name": (
+        lambda: fg.attention(X, X, X, mask="causl"),
+        DtypeError,
+        "attention: mask is 'causl'; a mask is a condition such as fg.kv <= fg.q",
+    ),
+    "a mask that is not called": (
+        lambda: fg.attention(X, X, X, mask=fg.causal),
+        DtypeError,
+        "attention: mask is the function causal; call it, or give a score as score=",
+    ),
+    "mixed dtypes": (
+        lambda: fg.attention(X, X, X.half()),
+        DtypeError,
+        "attention: the tensors that are multiplied differ in dtype: q float32, k float32, v float16; "
+        "convert them to one",
+    ),
+    "mixed dtypes in a program": (
+        lambda: softmax(X.bfloat16(), X, X),
+        DtypeError,
+        "softmax: the tensors that are multiplied differ in dtype: q bfloat16, k float32, v float32; "
+        "convert them to one",
+    ),
+    "mixed devices": (
+        lambda: fg.attention(X, X.to("meta"), X),
+        UsageError,
+        "attention: the tensors lie on different devices: q cpu, k meta, v cpu; move them to one",
+    ),
+    "a captured tensor elsewhere": (
+        lambda: fg.attention(X, X, X, bias=tensor(8, 8, device="meta")),
+        UsageError,
+        "attention: the tensors lie on different devices: q cpu, k cpu, v cpu, bias meta; move them to one",
+    ),
+    "a dtype of another kind": (
+        lambda: with_documents(X, X, X, tensor(2, 8)),
+        DtypeError,
+        "with_documents: doc holds float32; it is declared to hold int values",
+    ),
+    "a dtype kernels do not read": (
+        lambda: fg.attention(X.double(), X.double(), X.double()),
+        DtypeError,
+        "attention: q holds float64, which kernels do not read; convert it to float32, float16 or bfloat16, "
+        'or take family="reference" (float64)',
+    ),
+    "a head dim that does not fit": (
+        lambda: fg.compile(mask=fg.causal(), head_dim=40_000, dtype="fp32", arch="sm_86"),
+        PlanError,
+        "head_dim 40000 in fp32 needs at least ",
+    ),
+    "a head dim of a call that does not fit": (
+        lambda: fg.attention(*[tensor(1, 1, 2, 40_000)] * 3),
+        PlanError,
+        "head_dim 40000 in fp32 needs at least ",
+    ),
+    "a family that is not there": (
+        lambda: fg.attention(X, X, X, family="sm90"),
+        PlanError,
+        "family 'sm90' does not run on emulator (sm_75); family= takes simt there",
+    ),
+    "v unused": (
+        lambda: without_v(X, X, X),
+        UsageError,
+        "without_v: no output depends on the argument v[b,hk,kv,dv]; use it, or leave it out",
+    ),
+    "v unused, ahead of time": (
+        lambda: fg.compile(without_v, head_dim=64),
+        UsageError,
+        "without_v: no output depends on the argument v[b,hk,kv,dv]; use it, or leave it out",
+    ),
+    "head dims that differ": (
+        lambda: fg.attention(X, X[..., :8], X),
+        UsageError,
+        "attention: q has d = 16 and k has d = 8; an axis has one length, or 1 where it broadcasts",
+    ),
+    "heads that do not group": (
+        lambda: fg.attention(X, X[:, :3], X[:, :3]),
+        UsageError,
+        "attention: q has 4 query heads and k has 3 key heads; the first is a multiple of the second",
+    ),
+    "a missing dimension": (
+        lambda: fg.attention(X[0], X, X),
+        UsageError,
+        "attention: q has the shape (4, 8, 16); it has the axes b h q d",
+    ),
+    "no tensor": (
+        lambda: fg.attention([1.0], X, X),
+        DtypeError,
+        'attention: q is [1.0]; it is declared Tensor["b h q d"], a tensor of torch',
+    ),
+    "no head dim": (
+        lambda: fg.compile(mask=fg.causal()),
+        UsageError,
+        "compile: the length of the axis d is not given; give head_dim",
+    ),
+    "an unknown GPU": (
+        lambda: fg.compile(mask=fg.causal(), head_dim=64, arch="sm_70"),
+        PlanError,
+        "no GPU is known as 'sm_70'; arch= takes ",
+    ),
+    "a direction there is none of": (
+        lambda: fg.compile(mask=fg.causal(), head_dim=64, direction="sideways"),
+        UsageError,
+        "compile: direction is 'sideways'; ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_call_without_meaning_is_refused(case):
+    call, kind, sentence = CALLS[case]
+    with pytest.raises(FagenError) as caught:
+        call().source  # noqa: B018 (a kernel ahead of time is planned when it is asked for something)
+    assert str(caught.value).startswith(sentence), str(caught.value)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_dim_that_does_not_fit_is_told_what_would():
+    with pytest.raises(PlanError) as caught:
+        fg.compile(head_dim=40_000, dtype="fp32", arch="sm_86").source  # noqa: B018
+    fits = int(str(caught.value).rpartition("up to ")[2].split()[0].replace(",", ""))
+    assert fg.compile(head_dim=fits, dtype="fp32", arch="sm_86").source
+
+
+def test_without_a_compiler_a_call_says_how_to_get_one():
+    with pytest.raises(ToolchainError) as caught:
+        fg.attention(X, X, X)
+    assert str(caught.value).startswith(
+        "a C++ compiler is needed, by nvcc and by the emulator, and was not found"
+    )
+    assert "(Debian: apt install g++)" in said
+
+
+def test_without_nvcc_resources_say_how_to_get_it():
+    kernel = fg.compile(head_dim=64)
+    assert kernel.source
+    with pytest.raises(ToolchainError) as caught:
+        kernel.resources  # noqa: B018
+    assert str(caught.value).startswith("nvcc is needed to compile a kernel and was not found")
+    assert "pip install 'fagen[nvcc]'" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------ by the command line
+
+
+COMMANDS = {
+    "unknown mask": (["--mask", "causl"], "--mask: causl is no name of the library; did you mean causal?"),
+    "negative window": (
+        ["--mask", "sliding_window(-1)"],
+        "sliding_window: left is -1; it is 0 or more",
+    ),
+    "wrong axis in a mask": (
+        ["--mask", "size('page') < q"],
+        "attention: the length of page is used, and no argument has that axis; the axes are b, d, ",
+    ),
+    "score as a mask": (
+        ["--mask", "softcap(3)"],
+        "attention: mask is the function <lambda>; call it, or give a score as score=",
+    ),
+    "head dim": (
+        ["--head-dim", 40_000, "--dtype", "fp32", "--arch", "sm_86"],
+        "head_dim 40000 in fp32 needs at least ",
+    ),
+    "head dim 0": (["--head-dim", 0], "compile: head_dim is 0; it is a whole number from 1 on"),
+    "dtype": (["--dtype", "fp8"], "compile: dtype is 'fp8'; it is fp32, fp16 or bf16"),
+    "arch": (["--arch", "sm_70"], "no GPU is known as 'sm_70'; arch= takes "),
+    "family": (
+        ["--family", "sm90", "--arch", "A100"],
+        "family 'sm90' does not run on A100 (sm_80); family= takes simt there",
+    ),
+    "direction": (["--direction", "sideways"], "compile: direction is 'sideways'; "),
+    "heads": (
+        ["--q-heads", 6, "--kv-heads", 4],
+        "--q-heads is 6 and --kv-heads is 4; the first is a multiple of the second",
+    ),
+    "no program's name": (["--program", "mine"], "--program: 'mine' names no program; write FILE.py:NAME"),
+    "no file": (["--program", "none.py:f"], "--program: there is no file none.py; write FILE.py:NAME"),
+    "let": (["--let", "r"], "--let: 'r' gives no number; write --let r=64"),
+    "let an axis that is not there": (
+        ["--let", "r=64"],
+        "compile: sizes names r, which is no axis of fixed length; those are d, dv",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["emit", "explain", "run"])
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_mistaken_option_is_answered_in_one_sentence(command, case):
+    options, sentence = COMMANDS[case]
+    said = mistake(command, *options, *(["--device", "emulator"] if command == "run" else []))
+    assert said.startswith(sentence), said
+
+
+OF_PROGRAMS = {
+    "wrong_axis": "wrong_axis: dot is over dv, an axis that q[b,h,q,d] does not have; its axes: b h q d",
+    "without_v": "without_v: no output depends on the argument v[b,hk,kv,dv]; use it, or leave it out of",
+    "unknown_mask": "{path}, line 19: AttributeError: module 'fagen' has no attribute 'causl'",
+    "other_axis": "compile: the length of the axis page is not given; give ",
+    "undeclared": "undeclared: the parameter q declares no axes and has no default; write q: ",
+    "number": "--program: number of {path} is 3; it is a function, marked with @fg.program",
+    "none": "--program: {path} has no none; its programs are wrong_axis, without_v, unknown_mask, other_axis",
+}
+
+
+@pytest.mark.parametrize("command", ["emit", "run"])
+@pytest.mark.parametrize("name", OF_PROGRAMS)
+def test_a_mistaken_program_is_answered_in_one_sentence(programs: Path, command: str, name: str):
+    said = mistake(command, "--program", f"{programs}:{name}")
+    assert said.startswith(OF_PROGRAMS[name].format(path=programs)), said
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def f(:\n", "line 1: SyntaxError: "),
+        ("\n\nimport nothing_of_this_name\n", "line 3: ModuleNotFoundError: No module named 'nothing_of"),
+        ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_that_python_refuses_is_told_by_its_line(tmp_path: Path, text: str, sentence: str):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert mistake("emit", "--program", f"{path}:f").startswith(f"{path}, {sentence}")
+
+
+def test_a_program_stands_alone(programs: Path):
+    said = mistake("emit", "--program", f"{programs}:without_v", "--mask", "causal")
+    assert said == ("--program stands beside --mask, --score or --dropout; write them into the program")
+
+
+RUNS = {
+    "device": (["--device", "tpu"], "--device is 'tpu'; it is gpu or emulator"),
+    "schedule": (
+        ["--schedule", "sideways"],
+        "--schedule is 'sideways'; it is forward, backward or the seed of a random one",
+    ),
+    "race on a GPU": (["--race", "--device", "gpu"], "--race is of the emulator; leave --device gpu out"),
+    "both checkers": (
+        ["--race", "--sanitize"],
+        "--race and --sanitize watch different runs; give one of them at a time",
+    ),
+    "no compiler": (
+        ["--device", "emulator"],
+        "a C++ compiler is needed, by nvcc and by the emulator, and was",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_mistaken_run_is_answered_in_one_sentence(case):
+    options, sentence = RUNS[case]
+    assert mistake("run", "--q-len", 8, *options).startswith(sentence)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there():
+    said = mistake("run", "--device", "gpu")
+    assert said.startswith("--device gpu: torch sees no CUDA device; --device emulator runs the same kernel")
+
+
+def test_a_ladder_of_no_dtype():
+    assert mistake("ladder", "--dtype", "fp8") == "--dtype is 'fp8'; it is fp32, fp16, bf16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["emit", "--no-such-option"], "no-such-option"),
+        (["emit", "--head-dim", "many"], "head-dim"),
+        (["emit", "--dropout", "2"], "dropout"),
+        (["emit", "--batch", "-1"], "batch"),
+        (["ladder", "--matmul", "0"], "matmul"),
+        (["mend"], "mend"),
+    ],
+)
+def test_a_misused_option_exits_with_2(arguments: list[str], said: str):
+    done = fagen(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert "Traceback" not in done.err
