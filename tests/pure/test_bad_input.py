@@ -239,9 +239,8 @@ def test_a_head_dim_that_does_not_fit_is_told_what_would():
 def test_without_a_compiler_a_call_says_how_to_get_one():
     with pytest.raises(ToolchainError) as caught:
         fg.attention(X, X, X)
-    assert str(caught.value).startswith(
-        "a C++ compiler is needed, by nvcc and by the emulator, and was not found"
-    )
+    said = str(caught.value)
+    assert said.startswith("a C++ compiler is needed, by nvcc and by the emulator, and was not found")
     assert "(Debian: apt install g++)" in said
 
 
