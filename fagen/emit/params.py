@@ -284,13 +284,14 @@ class Parameters:
                 yield Field(f"{tensor.name}_{axis}_size", "int32", ("extent", at, i))
         for axis in self._axes():
             yield Field(self.length(axis)[2:], "int32", ("length", axis))
-        for i, scalar in enumerate(self._scalars):
-            ctype = {"float": "float", "int": "int32", "bool": "bool"}[scalar.stored]
-            if ctype != "bool":
-                yield Field(f"scalar{i}", ctype, ("scalar", scalar.position))
-        for i, scalar in enumerate(self._scalars):
-            if scalar.stored == "bool":
-                yield Field(f"scalar{i}", "bool", ("scalar", scalar.position))
+        for stored, ctype in (
+            ("int", "int32"),
+            ("float", "float"),
+            ("bool", "bool"),
+        ):  # as the text groups them
+            for i, scalar in enumerate(self._scalars):
+                if scalar.stored == stored:
+                    yield Field(f"scalar{i}", ctype, ("scalar", scalar.position))
 
     def _axes(self) -> list[Axis]:
         axes = {axis for tensor in self.tensors.values() for axis in ir.split_heads(tensor.layout)}
