@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,7 +147,7 @@ class EmulatedKernels:
             schedule=SCHEDULES.index(schedule),
             seed=seed,
             multiprocessors=multiprocessors,
-            workers=workers,
+            workers=min(workers, max(prod(grid), 1)),  # each has a block
         )
         if self.checker == "none":
             report = self._run(name, request, params)
