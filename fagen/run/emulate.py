@@ -275,13 +275,14 @@ def _sanitizer_report(log: str, places: Sequence[tuple[int, Memory]]) -> str:
     race = "data race" in log
     told = []
     for kind, size, address, by, stack in accesses[:2]:
-        line = re.search(r"kernel\.cu:(\d+)", stack)
         number = re.search(r"\bT\d+", by)
-        who = re.search(rf"\b{number[0]} '(thread \d+)'", log) if number else None
+        who = re.search(rf"\b{number[0]} '(thread \d+)(?:, copy of (line \d+))?'", log) if number else None
+        copy = who[2] if who else None
+        line = re.search(r"kernel\.cu:(\d+)", stack)
         place = _place(int(address, 16), places) or ("in shared memory" if race else f"at 0x{address}")
         told.append(
-            f"{f'line {line[1]}' if line else 'an unknown line'}: {kind.lower()} of {size} bytes {place}"
-            + (f" by {who[1]}" if who else "")
+            f"{copy or (f'line {line[1]}' if line else 'an unknown line')}: {kind.lower()} of {size} bytes {place}"
+            + (f" by {'a copy of ' if copy else ''}{who[1]}" if who else "")
         )
     if race:
         return f"data race: {' and '.join(told)}, and nothing orders them\n{rest}"
@@ -398,7 +399,7 @@ def _runtime(compiler: Cxx, checker: Checker) -> _Runtime:
 
 
 def _built_runtime(compiler: Cxx, checker: Checker) -> _Runtime:
-    sources = ["runtime.cpp"] if checker == "none" else ["runtime.cpp", "runner.cpp"]
+    sources = ["runtime.cpp", "units.cpp", *([] if checker == "none" else ["runner.cpp"])]
     content = {each: (_headers() / each).read_text(encoding="utf-8") for each in sources}
     sanitizer = _SANITIZERS[checker]
     flags = [*_FLAGS, *([f"-DFAGEN_{sanitizer.upper()}_SANITIZER"] if sanitizer else [])]

@@ -1,11 +1,12 @@
 // async.cuh: copies from global to shared memory that run beside the thread.
 //
-//   copy_async<N>(tile, i, pointer)         elements i .. i + N - 1 of a view from N of global memory: 4, 8 or 16
-//                                           bytes, aligned to that; neither side may be touched before the wait
-//   copy_async<N>(tile, i, pointer, count)  the same, but only `count` (0 .. N) are read, and the others become 0
-//   copy_async_commit()                     closes the group of this thread's copies issued so far
-//   copy_async_wait<GROUPS>()               waits until at most so many of this thread's groups are in flight;
-//                                           other threads see the copies after a barrier that follows
+//   copy_async<N>(tile, i, pointer)
+//       elements i .. i + N - 1 of a view from N of global memory: 4, 8 or 16 bytes, aligned to that; neither
+//       side may be touched before the wait. With a further argument `count` (0 .. N) only so many are read,
+//       and the others become 0.
+//   copy_async_commit()         closes the group of this thread's copies issued so far
+//   copy_async_wait<GROUPS>()   waits until at most so many of this thread's groups are in flight; other
+//                               threads see the copies after a barrier that follows
 //
 // Before sm_80 the copy is done at once.
 #pragma once
@@ -13,7 +14,8 @@
 #include "shared.cuh"
 
 template <int N, class T, int COUNT>
-__device__ __forceinline__ void copy_async(const Shared<T, COUNT>& tile, int i, const T* from, int count = N) {
+__device__ __forceinline__ void copy_async(const Shared<T, COUNT>& tile, int i, const T* from,
+                                           int count = N) {
   constexpr int BYTES = N * sizeof(T);
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "an asynchronous copy moves 4, 8 or 16 bytes");
 #if __CUDA_ARCH__ >= 800

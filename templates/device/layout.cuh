@@ -1,12 +1,20 @@
-// layout.cuh: where the elements of tensor-core operands lie; the part of mma.cuh that is the same everywhere.
+// layout.cuh: where the elements of tensor-core operands lie; the part of mma.cuh that is the same
+// everywhere.
 //
-// A tile of 16-bit elements in shared memory is made of chunks of 16 bytes, eight elements of a row. A tensor-core load
-// reads one chunk of eight neighbouring rows at once; they must lie on different banks. Where a row is a whole number
-// of 128-byte lines, a power of two, the chunks of row r are permuted by an exclusive or with r % 8; else a row begins
-// an odd number of chunks after the one before.
+// A tile of 16-bit elements in shared memory is made of chunks of 16 bytes, eight elements of a row. A
+// tensor-core load reads one chunk of eight neighbouring rows at once; they must lie on different banks.
+// Where a row is a whole number of 128-byte lines, a power of two, the chunks of row r are permuted by an
+// exclusive or with r % 8; else a row begins an odd number of chunks after the one before.
 #pragma once
 
 #include <types.cuh>
+
+// x, of which the compiler is to know nothing: what is added stays a constant of the instructions that use
+// the sum.
+__device__ __forceinline__ int opaque(int x) {
+  asm("" : "+r"(x));
+  return x;
+}
 
 // The chunk of a 16 x 16 block whose address a lane gives to a load: its row and its number in the row.
 struct LaneChunk {
@@ -29,15 +37,17 @@ struct TileLayout {
   static constexpr int CHUNKS = WIDTH / 8;
   static constexpr bool SWIZZLED = CHUNKS >= 8 && (CHUNKS & (CHUNKS - 1)) == 0;
   static constexpr int PITCH = 8 * (SWIZZLED ? CHUNKS : CHUNKS | 1);  // elements from a row to the next
+  static constexpr int TEAM = CHUNKS % 8 ? CHUNKS & -CHUNKS : 8;      // threads that copy a row together
 
   // The index of an element.
   __device__ __forceinline__ static int at(int row, int column) {
-    const int chunk = column / 8;
-    return row * PITCH + (SWIZZLED ? chunk ^ (row & 7) : chunk) * 8 + column % 8;
+    if (!SWIZZLED) return row * PITCH + column;
+    return row * PITCH + ((column / 8 & 7) ^ (row & 7)) * 8 + (column & ~63) + column % 8;
   }
 
-  // Where a lane's chunk of the block from (row, column), multiples of 16, lies: the sum of two numbers of bytes. The
-  // first takes at most four values in a lane, however many blocks there are; the second is the same for all lanes.
+  // Where a lane's chunk of the block from (row, column), multiples of 16, lies: the sum of two numbers of
+  // bytes. The first takes at most four values in a lane, however many blocks there are; the second no lane
+  // changes.
   __device__ __forceinline__ static uint32 lane_bytes(LaneChunk lane, int column) {
     const int chunk = SWIZZLED ? ((column / 8 & 7) | lane.chunk) ^ (lane.row & 7) : lane.chunk;
     return lane.row * (2 * PITCH) + chunk * 16;

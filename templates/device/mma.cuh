@@ -1,28 +1,35 @@
-// mma.cuh: products of 16-bit tiles on tensor cores (mma.sync m16n8k16, ldmatrix; sm_80 and later), summed in fp32.
+// mma.cuh: products of 16-bit tiles on tensor cores, summed in fp32 (mma.sync m16n8k16, ldmatrix; from sm_80
+// on).
 //
-//   Tile<T, ROWS, WIDTH> tile(address)     ROWS x WIDTH elements of fp16 or bf16 in shared memory from byte `address`,
-//                                          a multiple of 16; WIDTH is a multiple of 16; it takes Tile::BYTES
-//   tile.elements[tile.at(row, column)]    an element, to read or to assign; the eight from a column that is a
-//                                          multiple of 8 lie together
-//   load_left(tile, row, column)           the 16 x 16 elements from there as left operand: columns are summed over
-//   load_right(tile, row, column)          as right operand: rows are summed over
-//   load_right_transposed(tile, row, col)  as the right operand's transpose: columns are summed over
-//   left_from<T>(upper, lower, i)          values upper[i .. i + 3], lower[i .. i + 3], rounded, as left operand
-//   multiply_add(upper, lower, i, l, r)    adds the product to upper[i .. i + 3] and lower[i .. i + 3]
+//   OperandTile<T, ROWS, WIDTH> tile(address)
+//       ROWS x WIDTH elements of fp16 or bf16 from byte `address` of the block's shared memory, BYTES of it;
+//       WIDTH and the address are multiples of 16
+//   tile(row, column)
+//       an element, to read or to assign: tile.elements[tile.at(row, column)]; the eight from a column that
+//       is a multiple of 8 lie together
+//   load_left(tile, row, column)              the 16 x 16 elements there as left operand: columns are summed
+//   load_right(tile, row, column)             as right operand: rows are summed
+//   load_right_transposed(tile, row, column)  their transpose as right operand: columns are summed
+//   left_from<T>(upper, lower, i)             upper[i .. i + 3], lower[i .. i + 3], rounded, as left operand
+//   multiply_add(upper, lower, i, l, r)       adds the product to upper[i .. i + 3] and lower[i .. i + 3]
 //
-// Of 16 x 16 values a lane has rows lane / 4 (upper) and lane / 4 + 8 (lower), columns 2 (lane % 4) + 0, 1, 8, 9.
-// All 32 lanes of a warp call together; none of these orders memory.
+// Of 16 x 16 values a lane has rows lane / 4 (upper) and lane / 4 + 8 (lower), columns 2 (lane % 4) + 0, 1,
+// 8, 9. All 32 lanes of a warp call together; none of these orders memory.
 #pragma once
 
 #include "layout.cuh"
 #include "shared.cuh"
 
 template <class T, int ROWS, int WIDTH>
-struct Tile : TileLayout<WIDTH> {
+struct OperandTile : TileLayout<WIDTH> {
   static constexpr uint32 BYTES = ROWS * TileLayout<WIDTH>::PITCH * sizeof(T);
   Shared<T, ROWS * TileLayout<WIDTH>::PITCH> elements;
 
-  __device__ __forceinline__ explicit Tile(uint32 address) : elements(address) {}
+  __device__ __forceinline__ explicit OperandTile(uint32 address) : elements(address) {}
+
+  __device__ __forceinline__ T& operator()(int row, int column) const {
+    return elements[this->at(row, column)];
+  }
 };
 
 // What a lane holds of a 16 x 16 operand.
@@ -53,15 +60,16 @@ __device__ __forceinline__ uint32 pack<bf16>(float low, float high) {
   return result;
 }
 
-// The lane's part is added first: it is a register that many loads share, the rest a constant of the instruction.
+// The lane's part is added first: it is a register that many loads share, the rest a constant of the
+// instruction.
 template <class T, int ROWS, int WIDTH>
-__device__ __forceinline__ uint32 chunk_address(const Tile<T, ROWS, WIDTH>& tile, int row, int column,
+__device__ __forceinline__ uint32 chunk_address(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
                                                 LaneChunk lane) {
   return window_address(tile.elements, 0) + tile.lane_bytes(lane, column) + tile.block_bytes(row, column);
 }
 
 template <class T, int ROWS, int WIDTH>
-__device__ __forceinline__ Left<T> load_left(const Tile<T, ROWS, WIDTH>& tile, int row, int column) {
+__device__ __forceinline__ Left<T> load_left(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column) {
   Left<T> to;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
@@ -70,7 +78,7 @@ __device__ __forceinline__ Left<T> load_left(const Tile<T, ROWS, WIDTH>& tile, i
 }
 
 template <class T, int ROWS, int WIDTH>
-__device__ __forceinline__ Right<T> load_right(const Tile<T, ROWS, WIDTH>& tile, int row, int column) {
+__device__ __forceinline__ Right<T> load_right(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column) {
   Right<T> to;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
@@ -79,7 +87,8 @@ __device__ __forceinline__ Right<T> load_right(const Tile<T, ROWS, WIDTH>& tile,
 }
 
 template <class T, int ROWS, int WIDTH>
-__device__ __forceinline__ Right<T> load_right_transposed(const Tile<T, ROWS, WIDTH>& tile, int row, int column) {
+__device__ __forceinline__ Right<T> load_right_transposed(const OperandTile<T, ROWS, WIDTH>& tile, int row,
+                                                          int column) {
   Right<T> to;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
@@ -89,13 +98,13 @@ __device__ __forceinline__ Right<T> load_right_transposed(const Tile<T, ROWS, WI
 
 template <class T, int N>
 __device__ __forceinline__ Left<T> left_from(const float (&upper)[N], const float (&lower)[N], int i) {
-  return {{pack<T>(upper[i], upper[i + 1]), pack<T>(lower[i], lower[i + 1]), pack<T>(upper[i + 2], upper[i + 3]),
-           pack<T>(lower[i + 2], lower[i + 3])}};
+  return {{pack<T>(upper[i], upper[i + 1]), pack<T>(lower[i], lower[i + 1]),
+           pack<T>(upper[i + 2], upper[i + 3]), pack<T>(lower[i + 2], lower[i + 3])}};
 }
 
 // A 16 x 8 sum: c0, c1 of the upper row, c2, c3 of the lower.
-__device__ __forceinline__ void mma(float& c0, float& c1, float& c2, float& c3, const Left<fp16>& a, uint32 b0,
-                                    uint32 b1) {
+__device__ __forceinline__ void mma(float& c0, float& c1, float& c2, float& c3, const Left<fp16>& a,
+                                    uint32 b0, uint32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
@@ -103,8 +112,8 @@ __device__ __forceinline__ void mma(float& c0, float& c1, float& c2, float& c3, 
       : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ void mma(float& c0, float& c1, float& c2, float& c3, const Left<bf16>& a, uint32 b0,
-                                    uint32 b1) {
+__device__ __forceinline__ void mma(float& c0, float& c1, float& c2, float& c3, const Left<bf16>& a,
+                                    uint32 b0, uint32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"

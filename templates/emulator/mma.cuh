@@ -7,12 +7,19 @@
 #include "warp.cuh"
 
 template <class T, int ROWS, int WIDTH>
-struct Tile : TileLayout<WIDTH> {
+struct OperandTile : TileLayout<WIDTH> {
   static constexpr uint32 BYTES = ROWS * TileLayout<WIDTH>::PITCH * sizeof(T);
   Shared<T, ROWS * TileLayout<WIDTH>::PITCH> elements;
 
-  explicit Tile(uint32 address, int line = __builtin_LINE()) : elements(address, line) {
+  explicit OperandTile(uint32 address, int line = __builtin_LINE()) : elements(address, line) {
     if (address % 16 != 0) fagen_finding(line, "a tile of tensor-core operands begins at byte %u", address);
+  }
+
+  T& operator()(int row, int column, int line = __builtin_LINE()) const {
+    if (row < 0 || row >= ROWS || column < 0 || column >= WIDTH) {
+      fagen_finding(line, "row %d, column %d of a tile of %d x %d", row, column, ROWS, WIDTH);
+    }
+    return *elements.access(this->at(row, column), 1, line);
   }
 };
 
@@ -60,10 +67,11 @@ inline void fagen_resolve_matrix_load(void* const* arguments, unsigned) {
 
 // The address must be inside the view, a multiple of 16 bytes; each lane reads its own.
 template <bool TRANSPOSED, class T, int ROWS, int WIDTH>
-inline void fagen_load_matrices(uint32 (&word)[4], const char* what, const Tile<T, ROWS, WIDTH>& tile, int row,
-                                int column, LaneChunk lane, int line) {
+inline void fagen_load_matrices(uint32 (&word)[4], const char* what, const OperandTile<T, ROWS, WIDTH>& tile,
+                                int row, int column, LaneChunk lane, int line) {
   if (row % 16 != 0 || column % 16 != 0 || row < 0 || column < 0 || row >= ROWS || column >= WIDTH) {
-    fagen_finding(line, "%s of the block at row %d, column %d of a tile of %d x %d", what, row, column, ROWS, WIDTH);
+    fagen_finding(line, "%s of the block at row %d, column %d of a tile of %d x %d", what, row, column, ROWS,
+                  WIDTH);
   }
   const uint32 bytes = tile.lane_bytes(lane, column) + tile.block_bytes(row, column);
   FagenMatrixLoad part;
@@ -73,21 +81,23 @@ inline void fagen_load_matrices(uint32 (&word)[4], const char* what, const Tile<
 }
 
 template <class T, int ROWS, int WIDTH>
-inline Left<T> load_left(const Tile<T, ROWS, WIDTH>& tile, int row, int column, int line = __builtin_LINE()) {
+inline Left<T> load_left(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
+                         int line = __builtin_LINE()) {
   Left<T> to;
   fagen_load_matrices<false>(to.word, "load_left", tile, row, column, chunk_by_rows(fagen_self->lane), line);
   return to;
 }
 
 template <class T, int ROWS, int WIDTH>
-inline Right<T> load_right(const Tile<T, ROWS, WIDTH>& tile, int row, int column, int line = __builtin_LINE()) {
+inline Right<T> load_right(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
+                           int line = __builtin_LINE()) {
   Right<T> to;
   fagen_load_matrices<true>(to.word, "load_right", tile, row, column, chunk_by_rows(fagen_self->lane), line);
   return to;
 }
 
 template <class T, int ROWS, int WIDTH>
-inline Right<T> load_right_transposed(const Tile<T, ROWS, WIDTH>& tile, int row, int column,
+inline Right<T> load_right_transposed(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
                                       int line = __builtin_LINE()) {
   Right<T> to;
   fagen_load_matrices<false>(to.word, "load_right_transposed", tile, row, column,
@@ -97,14 +107,14 @@ inline Right<T> load_right_transposed(const Tile<T, ROWS, WIDTH>& tile, int row,
 
 template <class T, int N>
 inline Left<T> left_from(const float (&upper)[N], const float (&lower)[N], int i) {
-  return {{pack<T>(upper[i], upper[i + 1]), pack<T>(lower[i], lower[i + 1]), pack<T>(upper[i + 2], upper[i + 3]),
-           pack<T>(lower[i + 2], lower[i + 3])}};
+  return {{pack<T>(upper[i], upper[i + 1]), pack<T>(lower[i], lower[i + 1]),
+           pack<T>(upper[i + 2], upper[i + 3]), pack<T>(lower[i + 2], lower[i + 3])}};
 }
 
 // One lane's part of two mma.m16n8k16 side by side: of a lane's words, word 0 holds row lane / 4 and columns
-// 2 (lane % 4), + 1 of the left operand, word 1 the row 8 further down, words 2 and 3 the columns 8 further on; of the
-// right one, words 0 and 1 hold rows 2 (lane % 4), + 1 and those 8 further down of column lane / 4, words 2 and 3 the
-// same of the column 8 further on.
+// 2 (lane % 4), + 1 of the left operand, word 1 the row 8 further down, words 2 and 3 the columns 8 further
+// on; of the right one, words 0 and 1 hold rows 2 (lane % 4), + 1 and those 8 further down of column lane /
+// 4, words 2 and 3 the same of the column 8 further on.
 template <class T>
 struct FagenProduct {
   const Left<T>* left;
@@ -143,8 +153,8 @@ inline void fagen_resolve_product(void* const* arguments, unsigned) {
 }
 
 template <class T, int N>
-inline void multiply_add(float (&upper)[N], float (&lower)[N], int i, const Left<T>& left, const Right<T>& right,
-                         int line = __builtin_LINE()) {
+inline void multiply_add(float (&upper)[N], float (&lower)[N], int i, const Left<T>& left,
+                         const Right<T>& right, int line = __builtin_LINE()) {
   if (i < 0 || i + 4 > N) fagen_finding(line, "multiply_add to elements %d to %d of %d", i, i + 3, N);
   FagenProduct<T> part{&left, &right, upper + i, lower + i};
   fagen_warp_meet("multiply_add", FULL_WARP, line, &part, fagen_resolve_product<T>, false);

@@ -78,9 +78,10 @@ inline void acquire(void* moment) {
   __tsan_acquire(moment);
 }
 
-// What carries out the asynchronous operations of one thread: a fiber of its own to the sanitizer. An operation comes
-// after all that its thread did before the issue, and before what the thread does after a wait for its group; nothing
-// else orders it. Operations run in the order of their issue, or one would seem to come after the issue of the next.
+// What carries out the asynchronous operations of one thread: a fiber of its own to the sanitizer. An
+// operation comes after all that its thread did before the issue, and before what the thread does after a
+// wait for its group; nothing else orders it. Operations run in the order of their issue, or one would seem
+// to come after the issue of the next.
 class Engine {
  public:
   static constexpr bool IN_ORDER = true;
