@@ -26,13 +26,12 @@ CALLS, ROUNDS = 500, 15
 BUDGETS = {"program": 30.0, "kernel": 30.0, "attention, fresh lambda": 45.0}
 
 
+Q, K, V, H = (fg.Tensor[axes] for axes in ("b h q d", "b hk kv d", "b hk kv dv", "h"))
+
+
 @fg.program
-def windowed(
-    q: fg.Tensor["b h q d"],
-    k: fg.Tensor["b hk kv d"],
-    v: fg.Tensor["b hk kv dv"],
-    slopes: fg.Tensor["h"],
-):
+def windowed(q: Q, k: K, v: V, slopes: H):
+    """Causal attention with a slope for each head."""
     s = fg.dot(q, k, over="d") * fg.rsqrt(fg.size("d")) + slopes * (fg.kv - fg.q)
     s = fg.where(fg.kv <= fg.q, s, -fg.inf)
     return fg.dot(fg.softmax(s, over="kv"), v, over="kv")

@@ -1,0 +1,349 @@
+"""What calls on tensors promise, for CPU tensors (the emulator) and for a GPU alike.
+
+`CASES` maps a name to a check of one device; each raises AssertionError where the promise is not kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen as fg
+from fagen.calls.prepared import draw_seed
+from fagen.ir.reference import compare, eager, evaluate
+from fagen.lang.attention import attention as traced_attention
+from fagen.lang.trace import Traced
+
+CASES: dict[str, Callable[[str], None]] = {}
+
+
+def case(check: Callable[[str], None]) -> Callable[[str], None]:
+    CASES[check.__name__] = check
+    return check
+
+
+Q, K, V, H = (fg.Tensor[axes] for axes in ("b h q d", "b hk kv d", "b hk kv dv", "h"))
+
+
+@fg.program
+def windowed(q: Q, k: K, v: V, slopes: H, strength: fg.Scalar, width: fg.Scalar[int]):
+    """Keys in a window around the query, with a slope for each head."""
+    s = fg.dot(q, k, over="d") * fg.rsqrt(fg.size("d")) + strength * slopes * (fg.kv - fg.q)
+    s = fg.where((fg.q - fg.kv < width) & (fg.kv - fg.q < width), s, -fg.inf)
+    return fg.dot(fg.softmax(s, over="kv"), v, over="kv"), fg.logsumexp(s, over="kv")
+
+
+def tensors(
+    device: str,
+    *,
+    batch: int = 2,
+    q_heads: int = 4,
+    kv_heads: int = 2,
+    q_len: int = 33,
+    kv_len: int = 49,
+    head_dim: int = 16,
+    v_head_dim: int = 24,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    make = torch.Generator().manual_seed(seed)
+    shapes = (
+        (batch, q_heads, q_len, head_dim),
+        (batch, kv_heads, kv_len, head_dim),
+        (batch, kv_heads, kv_len, v_head_dim),
+    )
+    q, k, v = (torch.randn(shape, generator=make).to(device, dtype) for shape in shapes)
+    return q, k, v
+
+
+def require_right(
+    outputs: Tensor | Sequence[Tensor], traced: Traced, given: Sequence[Any], seed: int = 0
+) -> None:
+    """Hold outputs to the meaning of what was called: values, shapes, dtypes and layout."""
+    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    values = (*given, *traced.captured)
+    dtype = next(value.dtype for value in values if isinstance(value, Tensor))
+    expected = evaluate(traced.graph, values, seed=seed)
+    yardstick = eager(traced.graph, values, dtype, seed=seed)
+    assert len(outputs) == len(expected)
+    for number, (out, ref, rough) in enumerate(zip(outputs, expected, yardstick, strict=True)):
+        assert out.shape == ref.shape
+        assert out.device == values[0].device
+        assert out.is_contiguous()
+        compare(out, ref, rough).require(f"output {number}")
+
+
+def require_attention(given: Sequence[Tensor], seed: int = 0, **parts: Any) -> Any:
+    """Call `fg.attention` and hold it to its meaning."""
+    outputs = fg.attention(*given, **parts)
+    require_right(outputs, traced_attention(**parts), given, seed)
+    return outputs
+
+
+# ------------------------------------------------------------------------------------------------- results
+
+
+@case
+def outputs_have_the_documented_shape_and_dtype(device: str) -> None:
+    given = tensors(device, dtype=torch.bfloat16)
+    out, lse = require_attention(given, mask=fg.causal(), return_lse=True)
+    assert (out.shape, out.dtype) == ((2, 4, 33, 24), torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((2, 4, 33), torch.float32)
+    q, k, v = (tensor.transpose(1, 2) for tensor in given)
+    out, lse = fg.attention(q, k, v, mask=fg.causal(), return_lse=True, layout="bshd")
+    assert out.shape == (2, 33, 4, 24)
+    assert out.is_contiguous()
+    assert lse.shape == (2, 4, 33)
+
+
+@case
+def strides_may_be_any(device: str) -> None:
+    q, k, v = tensors(device, head_dim=16, v_head_dim=16)
+    mask = fg.causal()
+    plain = fg.attention(q, k, v, mask=mask)
+    transposed = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    last = [t.transpose(2, 3).contiguous().transpose(2, 3) for t in (q, k, v)]
+    room = [torch.full((2, t.shape[1], t.shape[2] + 3, 40), torch.nan, device=device) for t in (q, k, v)]
+    for wide, t in zip(room, (q, k, v), strict=True):
+        wide[:, :, 2:-1, 5:37:2] = t
+    sliced = [wide[:, :, 2:-1, 5:37:2] for wide in room]
+    for changed in (transposed, last, sliced):
+        assert torch.equal(fg.attention(*changed, mask=mask), plain)
+    packed = torch.randn(2, 33, 3, 4, 16, device=device)
+    require_attention([packed[:, :, i].transpose(1, 2) for i in range(3)], mask=mask)
+
+
+@case
+def tensors_broadcast_along_a_length_of_one(device: str) -> None:
+    q, k, v = tensors(device)
+    mask = fg.causal()
+    one, many = (q, k[:1], v[:, :1]), (q, k[:1].expand_as(k), v[:, :1].expand_as(v))
+    assert torch.equal(fg.attention(*one, mask=mask), fg.attention(*many, mask=mask))
+    assert torch.equal(
+        fg.attention(q, k[:, :1], v[:, :1], mask=mask),
+        fg.attention(q, k[:, :1].expand_as(k), v[:, :1].expand_as(v), mask=mask),
+    )
+
+
+@case
+def groups_of_heads_may_have_any_size(device: str) -> None:
+    for q_heads, kv_heads in ((3, 3), (6, 2), (5, 1)):
+        require_attention(tensors(device, q_heads=q_heads, kv_heads=kv_heads), mask=fg.causal())
+
+
+@case
+def b09_empty_batch_heads_and_lengths_give_empty_or_zero_outputs(device: str) -> None:
+    for empty in ({"batch": 0}, {"q_heads": 0, "kv_heads": 0}, {"q_len": 0}):
+        given = tensors(device, **empty)
+        out, lse = fg.attention(*given, return_lse=True)
+        assert out.shape == (*given[0].shape[:3], 24)
+        assert out.numel() == lse.numel() == 0
+        assert (out.dtype, lse.dtype, out.device) == (torch.float32, torch.float32, given[0].device)
+    out, lse = fg.attention(*tensors(device, kv_len=0), return_lse=True)
+    assert torch.equal(out, torch.zeros_like(out))
+    assert torch.equal(lse, torch.full_like(lse, -math.inf))
+    require_attention(tensors(device))  # what was refused or skipped leaves no error behind
+
+
+@case
+def a_program_of_several_outputs_scalars_and_tables(device: str) -> None:
+    given = tensors(device)
+    slopes = torch.rand(4, generator=torch.Generator().manual_seed(1)).to(device)
+    for strength, width in ((0.5, 7), (-2, 30)):
+        outputs = windowed(*given, slopes, strength, width)
+        require_right(outputs, windowed.trace(), (*given, slopes, float(strength), width))
+    by_name = windowed(*given, width=30, slopes=slopes, strength=-2)
+    assert all(torch.equal(x, y) for x, y in zip(outputs, by_name, strict=True))
+
+
+@case
+def views_with_a_lazy_minus_are_read_with_it(device: str) -> None:
+    q, k, v = tensors(device)
+    pair = torch.view_as_complex(torch.stack([torch.zeros_like(q), -q], dim=-1))
+    lazy = pair.conj().imag
+    assert lazy.is_neg()
+    assert torch.equal(fg.attention(lazy, k, v), fg.attention(q, k, v))
+    assert torch.equal(fg.attention(q, k, v), fg.attention(lazy, k, v))
+
+
+# ------------------------------------------------------------------------------------------------- dropout
+
+
+@case
+def dropout_follows_torchs_generator(device: str) -> None:
+    given = tensors(device)
+
+    def call() -> Tensor:
+        return fg.attention(*given, dropout=0.3)
+
+    torch.manual_seed(7)
+    first, second = call(), call()
+    torch.manual_seed(7)
+    assert torch.equal(call(), first)
+    assert torch.equal(call(), second)
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    seed = int(draw_seed(given[0].device))
+    require_right(first, traced_attention(dropout=0.3), given, seed)
+
+
+@case
+def dropout_of_nothing_and_of_everything(device: str) -> None:
+    given = tensors(device)
+    assert torch.equal(fg.attention(*given, dropout=0.0), fg.attention(*given))
+    out, lse = fg.attention(*given, dropout=1.0, return_lse=True)
+    assert torch.equal(out, torch.zeros_like(out))
+    assert torch.equal(lse, fg.attention(*given, return_lse=True)[1])
+
+
+# -------------------------------------------------------------------------------------- closures, captures
+
+_WIDTH = 5
+
+
+@case
+def b51_each_call_sees_its_own_closure(device: str) -> None:
+    given = tensors(device)
+
+    def make(width: int) -> fg.Program:
+        @fg.program
+        def narrow(q: Q, k: K, v: V, step=1):
+            near = (fg.q - fg.kv < width) & (fg.q % step == 0) & (fg.kv - fg.q < _WIDTH)
+            s = fg.where(near, fg.dot(q, k, over="d"), -fg.inf)
+            return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
+
+        return narrow
+
+    global _WIDTH
+    narrow, wide = make(3), make(11)
+    for each in (narrow, wide, narrow):
+        require_right(each(*given), each.trace(), given)
+    assert not torch.equal(narrow(*given), wide(*given))
+    before = narrow(*given)
+    _WIDTH = 2
+    after = narrow(*given)
+    _WIDTH = 5
+    assert not torch.equal(before, after)
+    assert torch.equal(narrow(*given), before)
+    assert not torch.equal(narrow(*given, step=2), before)
+    one, other = (lambda s: s * 2.0), (lambda s: s * 0.5)  # two functions of one line
+    results = [fg.attention(*given, score=score) for score in (one, other)]
+    assert not torch.equal(*results)
+
+
+@case
+def a_captured_tensor_is_an_argument(device: str) -> None:
+    given = tensors(device)
+    tables = [torch.randn(4, generator=torch.Generator().manual_seed(i)).to(device) for i in range(2)]
+    held = {"table": tables[0]}
+
+    def bent(s: Any) -> Any:
+        return s * fg.capture(held["table"], "h")
+
+    first = require_attention(given, score=bent)
+    held["table"] = tables[1]
+    second = require_attention(given, score=bent)
+    assert not torch.equal(first, second)
+    tables[1].copy_(tables[0])
+    assert torch.equal(fg.attention(*given, score=bent), first)
+    held["table"] = torch.zeros(4, device=device)  # a new one where the old may have lain
+    del tables
+    gc.collect()
+    zeros = fg.attention(*given, score=bent)
+    require_right(zeros, traced_attention(score=bent), given)
+
+
+# -------------------------------------------------------------------------------------- gradients, autocast
+
+
+@case
+def a_gradient_is_refused_where_it_is_asked_for(device: str) -> None:
+    q, k, v = tensors(device)
+    expected = fg.attention(q, k, v)
+    out, lse = fg.attention(q.requires_grad_(), k, v, return_lse=True)
+    assert torch.equal(out, expected)
+    assert out.requires_grad
+    assert lse.requires_grad
+    with pytest.raises(fg.FagenError, match=r"attention: the gradient was asked for.*family=\"reference\""):
+        (out.sum() + lse.sum()).backward()
+    with torch.no_grad():
+        assert not fg.attention(q, k, v).requires_grad
+
+
+@case
+def b42_autocast_computes_in_its_dtype_and_a_mix_is_refused(device: str) -> None:
+    q, k, v = tensors(device)
+    v = v.bfloat16()
+    with pytest.raises(fg.FagenError, match="q float32, k float32, v bfloat16"):
+        fg.attention(q, k, v)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = fg.attention(q, k, v, bias=torch.randn(33, 49, device=device))
+        same = fg.attention(q, k, v)
+    assert out.dtype == torch.bfloat16
+    require_right(same, traced_attention(), (q.bfloat16(), k.bfloat16(), v))
+    with torch.autocast(device, enabled=False), pytest.raises(TypeError):
+        fg.attention(q, k, v)
+
+
+# ------------------------------------------------------------------------------------------ kernels, layers
+
+
+@case
+def a_kernel_compiled_ahead_runs(device: str) -> None:
+    given = tensors(device)
+    arch = "generic" if device == "cpu" else f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"
+    ids = torch.randint(0, 3, (2, 49), generator=torch.Generator().manual_seed(3)).sort(-1)[0].to(device)
+    mask = fg.causal() & fg.document(ids)
+    kernel = fg.compile(mask=mask, head_dim=16, v_head_dim=24, dtype="fp32", arch=arch)
+    require_right(kernel(*given), traced_attention(mask=mask), given)
+    other = torch.zeros_like(ids)
+    assert torch.equal(kernel(*given, other), fg.attention(*given, mask=fg.causal() & fg.document(other)))
+    with pytest.raises(fg.FagenError, match="q holds fp16, and the kernel was compiled for fp32"):
+        kernel(*(tensor.half() for tensor in given))
+    with pytest.raises(fg.FagenError, match="head_dim is 8, and the kernel was compiled for 16"):
+        kernel(*tensors(device, head_dim=8))
+    program = fg.compile(windowed, head_dim=16, v_head_dim=24, dtype="fp32", arch=arch)
+    slopes = torch.rand(4, device=device)
+    out, lse = program(*given, slopes, 0.5, 9)
+    require_right((out, lse), windowed.trace(), (*given, slopes, 0.5, 9))
+
+
+@case
+def parameters_and_subclasses_are_tensors(device: str) -> None:
+    class Named(Tensor):
+        pass
+
+    q, k, v = tensors(device)
+    expected = fg.attention(q, k, v)
+    with torch.no_grad():
+        assert torch.equal(fg.attention(torch.nn.Parameter(q), k, v), expected)
+    out = fg.attention(q.as_subclass(Named), k, v)
+    assert type(out) is Tensor
+    assert torch.equal(out, expected)
+
+
+@case
+def torch_compile_sees_one_operator(device: str) -> None:
+    q, k, v = tensors(device)
+    slopes = torch.rand(4, device=device)
+    mask = fg.causal()
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        out, lse = windowed(q * 2, k, v, slopes, width=9, strength=0.5)
+        return out + 1, lse, fg.attention(q, k, v, mask=mask, bias=bias, score=lambda s: s * 0.5)
+
+    bias = torch.randn(33, 49, device=device)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for case_, lengths in enumerate(((33, 49), (20, 60))):
+        q, k, v = tensors(device, q_len=lengths[0], kv_len=lengths[1], seed=case_)
+        bias = torch.randn(lengths, device=device)
+        for x, y in zip(compiled(q, k, v, slopes, bias), layer(q, k, v, slopes, bias), strict=True):
+            assert x.dtype == y.dtype
+            assert x.stride() == y.stride()
+            torch.testing.assert_close(x, y)
