@@ -134,6 +134,8 @@ class WalkText:
     """Those filled as a whole for each tile of the walk."""
     views: tuple[TileText, ...]
     """All tiles of this walk."""
+    weights_at: str
+    """Where a tile of weights lies in shared memory."""
     loop: LoopText
 
     @property
@@ -194,6 +196,9 @@ class ForwardLoop:
     constants: Sequence[tuple[str, str, str]]
     """(type, names and values, comment) of the kernel's constants, in order."""
 
+    functions = True
+    """Whether it has functions of its own."""
+
     @property
     def grid_axes(self) -> tuple[Axis, ...]:
         """Axes of which a block has one position."""
@@ -229,11 +234,6 @@ class ForwardLoop:
     def products(self) -> bool:
         """Whether any walk has one."""
         return any(walk.products for walk in self.walks)
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether any walk sums with weights."""
-        return any(walk.weighted for walk in self.walks)
 
     @property
     def all_outputs(self) -> list[StoreText]:
@@ -389,7 +389,7 @@ class _Builder:
                 and all(condition in conditions for condition in _conjuncts(value[1]))
                 and self._at_most(x.args[1], top)
             )
-        if top in self.maxima and (x is self.maxima[top][0] or x is _old(top)):
+        if top in self.maxima and (x is self.maxima[top][0] or x is old(top)):
             return True
         if isinstance(top, Map) and top.op == "maximum":
             if isinstance(x, Map) and x.op == "maximum":
@@ -472,7 +472,7 @@ class _Builder:
         several = len(self.stage.walks) > 1
         infix = f"{number}_" if several else ""
         scope, codes = self.scope, self.scope.codes
-        levels = _levels(walk)
+        levels = levels_of(walk)
         leaves = self.thread_leaves()
         walk_tiles = dict.fromkeys((t.walk, t.over) for product in walk.products for t in product.terms)
         own_tiles = dict.fromkeys(
@@ -502,7 +502,7 @@ class _Builder:
         for state, level in levels.items():
             place = Place(row=True, phase=level + 1)
             leaves[state.symbol] = codes.leaf(f"row.{state.symbol.name}", "float", place)
-            leaves[_old(state.symbol)] = codes.leaf(f"{state.symbol.name}_old", "float", place)
+            leaves[old(state.symbol)] = codes.leaf(f"{state.symbol.name}_old", "float", place)
             if state.op == "max":
                 self.maxima[state.symbol] = state.value, walk.guard
         lower = scope.lowering(leaves, self.nonpositive)
@@ -545,7 +545,7 @@ class _Builder:
                 rescale=split.text(lower(state.rescale)) if state.rescale is not None else None,
                 running=any(state.symbol in _symbols(other.value) for other in walk.states),
                 old=any(
-                    _old(state.symbol) in _symbols(other.rescale)
+                    old(state.symbol) in _symbols(other.rescale)
                     for other in walk.states
                     if other.rescale is not None
                 ),
@@ -564,6 +564,7 @@ class _Builder:
             )
             for level in range(max(levels.values(), default=-1) + 1)
         )
+        held = f"weights{number}" if several else "weights"
         row = list(split.at(ROW))
         stores, more = self.stores(walk, leaves)
         row += more
@@ -581,6 +582,7 @@ class _Builder:
             stores=stores,
             tiles=tuple(tile for tile in views if not tile.chunked),
             views=views,
+            weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
             loop=loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis),
         )
         for state in walk.states:
@@ -692,24 +694,22 @@ class _Builder:
         if widths:
             found.append(("int", ", ".join(widths), "columns of a tile in shared memory"))
         at = [f"{name} = {address}" for name, address in self.addresses.items()]
-        if "weights" in self.shared:
-            at.append(f"WEIGHTS_AT = {self.shared['weights'].address}")
         if at:
             found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
         return found
 
 
-def _levels(walk: Walk) -> dict[State, int]:
+def levels_of(walk: Walk) -> dict[State, int]:
     """The phase of each state, in the order in which they are updated."""
     levels: dict[State, int] = {}
     for state in walk.states:
         waits = _symbols(state.value) | (_symbols(state.rescale) if state.rescale is not None else set())
-        below = [level for other, level in levels.items() if waits & {other.symbol, _old(other.symbol)}]
+        below = [level for other, level in levels.items() if waits & {other.symbol, old(other.symbol)}]
         levels[state] = 1 + max(below, default=-1)
     return dict(sorted(levels.items(), key=lambda item: item[1]))
 
 
-def _old(symbol: Node) -> Symbol:
+def old(symbol: Node) -> Symbol:
     """The value of a running state before this tile."""
     assert isinstance(symbol, Symbol)
     return Symbol(f"{symbol.name}_old", symbol.over, symbol.stored)
