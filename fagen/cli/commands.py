@@ -276,7 +276,7 @@ def _show_steps(steps: Sequence[Step], trials: Sequence[Trial]) -> None:
     from fagen.study.explain import seconds
     from fagen.study.ladder import rows, saving
 
-    shown = rows(steps)
+    shown = [{**row, "rung": str(step.rung.number)} for step, row in zip(steps, rows(steps), strict=True)]
     for row, trial in zip(shown, trials, strict=False):
         row["measured"] = seconds(trial.seconds)
         row["error / allowed"] = (
@@ -284,8 +284,8 @@ def _show_steps(steps: Sequence[Step], trials: Sequence[Trial]) -> None:
         )
     show.table(shown)
     for i, step in enumerate(steps):
-        print(f"{step.rung.number}. {step.rung.change}")
-        print(f"   Saves {saving(step, steps[i - 1] if i else None)}")
+        saved = saving(step, steps[i - 1] if i else None)
+        show.text(f"{step.rung.number}. {step.rung.title}. {step.rung.change} {saved}")
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         shown.add_row(*(Text(str(value)) for value in row.values()))
     Console().print(shown)
+
+
+def text(paragraph: str) -> None:
+    """Print a paragraph, its lines broken where the terminal ends and all but the first indented."""
+    from rich.console import Console
+
+    console = Console()
+    print(fill(paragraph, width=min(console.width, 110), subsequent_indent="   "))
 
 
 @contextmanager
