@@ -47,6 +47,56 @@ void fagen_issue(void (*run)(void* data), const void* data, unsigned bytes, int 
 void fagen_commit_group();
 void fagen_wait_groups(unsigned groups);
 
+// Barriers in shared memory. `bytes` are announced with an arrival; a wait spins.
+void fagen_barrier_init(unsigned address, unsigned arrivals, int line);
+void fagen_barrier_publish();
+void fagen_barrier_arrive(unsigned address, unsigned bytes, int line);
+void fagen_barrier_wait(unsigned address, unsigned parity, int line);
+
+// Named barriers, the registers of a warp (false: none are left), and the lane that is elected.
+void fagen_group_barrier(int number, unsigned threads, bool waits, int line);
+bool fagen_set_registers(unsigned count, bool grows, int line);
+unsigned fagen_elected_lane();
+
+// A copy of a box between global and shared memory. A load is one step; a store reads shared memory first, and
+// what it has read goes to global memory later.
+struct FagenTransfer {
+  void (*load)(const FagenTransfer& transfer);
+  void (*read)(const FagenTransfer& transfer, unsigned char* into);
+  void (*write)(const FagenTransfer& transfer, const unsigned char* from);
+  const void* map;
+  unsigned char* shared;
+  unsigned address, bytes, barrier;
+  int at[5];
+};
+
+void fagen_load(const FagenTransfer* transfer, int line);
+void fagen_store(const FagenTransfer* transfer, int line);
+void fagen_store_commit();
+void fagen_store_wait(unsigned groups, bool only_reads);
+
+// This thread wrote to shared memory; what it wrote so far may be read by the units beside it.
+void fagen_note_write(unsigned address, unsigned bytes, int line);
+void fagen_fence_async();
+
+// One thread's part of a product its warpgroup issues together: where its sums and its words of the left factor
+// are, if that is in registers, and which bytes of shared memory are read.
+struct FagenGroupProduct {
+  void (*run)(const FagenGroupProduct& product, float* const* sums, const unsigned* const* left);
+  unsigned long long left, right;
+  float* sums;
+  unsigned sums_count;
+  const unsigned* left_words;
+  bool add;
+  unsigned left_begin, left_end, right_begin, right_end;
+  const unsigned char* shared;
+};
+
+void fagen_product_fence();
+void fagen_product(const FagenGroupProduct* product, int line);
+void fagen_product_commit();
+void fagen_product_wait(unsigned groups, int line);
+
 // Ends the launch: this thread did what no kernel may do.
 [[noreturn]] void fagen_finding(int line, const char* format, ...) __attribute__((format(printf, 2, 3)));
 }

@@ -6,210 +6,15 @@
 // kernel's own loads and stores make of it, so a missing barrier shows as soon as a schedule runs a reader
 // before its writer.
 
-#include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "context.h"
-#include "core.h"
-#include "launch.h"
-#include "shadow.h"
-
-#undef threadIdx
-#undef blockIdx
-#undef blockDim
-#undef gridDim
+#include "scheduler.h"
 
 __thread FagenThread* fagen_self = nullptr;
 
-namespace {
+namespace emulator {
 
-enum class Schedule : int { forward = 0, backward = 1, random = 2 };
-enum class Moment { at_issue, at_wait, between };  // when an operation takes effect
-enum class State : unsigned char { absent, ready, at_barrier, in_warp, polling, gone };
-
-struct Block;
-
-// An operation in flight: run(data) makes it happen.
-struct Operation {
-  void (*run)(void*);
-  unsigned group;
-  int line;
-  alignas(16) unsigned char data[64];
-};
-
-struct Fiber : FagenThread {
-  Context context;
-  char* stack = nullptr;
-  unsigned number = 0;  // in its block
-  Block* owner = nullptr;
-  State state = State::absent;
-  int line = 0;
-  const char* what = "";
-  unsigned meeting_mask = 0;
-  unsigned groups_committed = 0;
-  std::vector<Operation> flying;
-  Operation running;  // its operands lie where no kernel writes, which a sanitizer would see
-  size_t place_among_busy = 0;
-  Shadow shadow;
-  Engine engine;
-};
-
-// Where threads that meet hand over what they have seen of memory. Two of them, used in turn: who is fast may
-// be at the next meeting before who is slow has left this one.
-struct Moments {
-  unsigned long long moment[2] = {};
-  unsigned passed = 0;
-  void* now() { return &moment[passed % 2]; }
-};
-
-struct Warp {
-  unsigned ready = 0, polling = 0, meeting = 0, gone = 0;  // by lane
-  void* arguments[32];
-  Moments moments[32];  // by the lowest lane of the mask
-};
-
-struct Block {
-  FagenIndex index;
-  std::vector<Fiber*> fibers;
-  std::vector<Warp> warps;
-  unsigned ready_warps = 0;  // by warp
-  unsigned arrived = 0, gone = 0;
-  int barrier_line = 0;
-  Moments moments;
-  unsigned char* shared = nullptr;
-};
-
-struct Random {
-  unsigned long long state;
-  unsigned next() {  // splitmix64
-    unsigned long long z = state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return static_cast<unsigned>((z ^ z >> 31) >> 16);
-  }
-  unsigned below(unsigned bound) { return next() % bound; }
-};
-
-constexpr size_t PAGE_BYTES = 4096;
-constexpr size_t STACK_BYTES = 256 * 1024;  // virtual; a fiber touches what it uses
-constexpr unsigned MULTIPROCESSOR_THREADS = 2048, MULTIPROCESSOR_SHARED_BYTES = 227 * 1024;
-constexpr unsigned RACE_THREADS = 1024;  // each costs the sanitizer milliseconds to set up
-
-// What the OS threads of one launch have in common.
-struct Launch {
-  const FagenLaunch& request;
-  std::atomic<bool> failed{false};
-  unsigned long long blocks;
-  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-  explicit Launch(const FagenLaunch& request)
-      : request(request), blocks(1ull * request.grid[0] * request.grid[1] * request.grid[2]) {}
-
-  void fail(const std::string& text) {
-    pthread_mutex_lock(&lock);
-    if (!failed) snprintf(request.report, request.report_bytes, "%s", text.c_str());
-    failed = true;
-    pthread_mutex_unlock(&lock);
-  }
-};
-
-std::string position(FagenIndex at) {
-  return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
-}
-
-unsigned lowest(unsigned mask) {
-  return __builtin_ctz(mask);
-}
-unsigned highest(unsigned mask) {
-  return 31 - __builtin_clz(mask);
-}
-
-// Runs every `workers`-th block of a launch on one OS thread.
-class Scheduler {
- public:
-  Scheduler(Launch& launch, unsigned worker)
-      : launch_(launch), request_(launch.request), next_block_(worker), random_{request_.seed * 64 + worker} {
-    block_threads_ = request_.block[0] * request_.block[1] * request_.block[2];
-    random_.next();
-    const unsigned processors = request_.multiprocessors ? request_.multiprocessors : 1 + random_.below(3);
-    const unsigned resident = std::min(MULTIPROCESSOR_THREADS / block_threads_,
-                                       MULTIPROCESSOR_SHARED_BYTES / (request_.shared_bytes + 1024));
-    unsigned long long wanted = processors * std::max(1u, std::min(2u, resident));
-    if (WATCHES_RACES)
-      wanted = std::max(wanted, RACE_THREADS / block_threads_ + 1ull);  // only live blocks race
-    const unsigned long long mine = (launch.blocks + request_.workers - 1 - worker) / request_.workers;
-    capacity_ = static_cast<unsigned>(std::min(wanted, mine));
-    constexpr Moment choices[] = {Moment::at_issue, Moment::at_wait, Moment::between, Moment::between};
-    moments_ = choices[random_.below(4)];
-  }
-
-  ~Scheduler() {
-    for (auto& block : live_) free(block->shared);
-    if (stacks_) munmap(stacks_, stacks_bytes_);
-  }
-
-  void run();
-
-  void barrier(Fiber& fiber, int line);
-  void meet(Fiber& fiber, const char* what, unsigned mask, int line, void* argument,
-            void (*resolve)(void* const*, unsigned), bool orders_memory);
-  void poll(Fiber& fiber, const char* what, int line);
-  void polled() { progress_ = true; }
-  void issue(Fiber& fiber, void (*run)(void*), const void* data, unsigned bytes, int line);
-  void wait_groups(Fiber& fiber, unsigned groups);
-  [[noreturn]] void finding(Fiber& fiber, int line, const std::string& text);
-  [[noreturn]] void leave(Fiber& fiber);
-  static void first_steps();
-
-  const FagenLaunch& request() const { return request_; }
-
- private:
-  Launch& launch_;
-  const FagenLaunch& request_;
-  unsigned long long next_block_;
-  Random random_;
-  unsigned block_threads_, capacity_;
-  Moment moments_;
-  bool progress_ = false, stopped_ = false;
-  char* stacks_ = nullptr;
-  size_t stacks_bytes_ = 0;
-  std::vector<std::unique_ptr<Fiber>> fibers_;
-  std::vector<Fiber*> idle_;
-  std::vector<std::unique_ptr<Block>> live_;
-  std::vector<Fiber*> busy_;  // those with an operation in flight
-  size_t block_cursor_ = 0;
-  unsigned warp_cursor_ = 0;
-  Context home_;
-  Shadow home_shadow_;
-  unsigned long long end_ = 0;  // the moment after all threads
-
-  void make_fibers();
-  void admit_blocks();
-  void retire(Block& block);
-  void resume(Fiber& fiber);
-  void suspend(Fiber& fiber, State state);
-  void make_ready(Fiber& fiber);
-  Fiber* pick();
-  bool wake_pollers();
-  void complete(Fiber& fiber, size_t index);
-  void complete_any();
-  void report_deadlock();
-  unsigned choose(unsigned mask);
-  std::string who_waits(const Block& block) const;
-};
-
-__thread Scheduler* scheduler __attribute__((tls_model("initial-exec"))) = nullptr;
+__thread Scheduler* scheduler = nullptr;
 
 void Scheduler::make_fibers() {
   const size_t count = static_cast<size_t>(capacity_) * block_threads_;
@@ -262,6 +67,7 @@ void Scheduler::admit_blocks() {
       fiber.number = i;
       fiber.owner = block.get();
       fiber.groups_committed = 0;
+      fiber.units = {};
       fiber.engine.restart();
       // Stacks start at different lines of the cache, or all fibers would compete for the same few.
       char* top = fiber.stack + STACK_BYTES - (i * 320) % 3840 / 64 * 64;
@@ -269,11 +75,13 @@ void Scheduler::admit_blocks() {
       block->fibers.push_back(&fiber);
       make_ready(fiber);
     }
+    start_units(*block);
     live_.push_back(std::move(block));
   }
 }
 
 void Scheduler::retire(Block& block) {
+  retire_units(block);
   idle_.insert(idle_.end(), block.fibers.rbegin(), block.fibers.rend());
   free(block.shared);
   for (size_t i = 0; i < live_.size(); ++i) {
@@ -338,6 +146,7 @@ void Scheduler::leave(Fiber& fiber) {
                 " threads of its block wait for it at __syncthreads");
   }
   while (!fiber.flying.empty()) complete(fiber, 0);
+  leave_units(fiber);
   warp.gone |= 1u << fiber.lane;
   block.gone += 1;
   progress_ = true;
@@ -457,6 +266,7 @@ void Scheduler::complete(Fiber& fiber, size_t index) {
 }
 
 void Scheduler::complete_any() {
+  if (!flights_.empty() && (busy_.empty() || random_.below(2) == 0)) return land_any();
   Fiber& fiber = *busy_[random_.below(static_cast<unsigned>(busy_.size()))];
   complete(fiber, Engine::IN_ORDER ? 0 : random_.below(static_cast<unsigned>(fiber.flying.size())));
 }
@@ -493,7 +303,7 @@ Fiber* Scheduler::pick() {
     if (dice % 4 == 0 || dice % 4 == 1) warp_cursor_ = ~0u;
     if (dice / 16 % 16 == 0) wake_pollers();
   }
-  if (moments_ == Moment::between && !busy_.empty() && random_.below(4) == 0) complete_any();
+  if (moments_ == Moment::between && in_flight() && random_.below(4) == 0) complete_any();
   for (size_t tries = 0; tries < live_.size(); ++tries, ++block_cursor_) {
     block_cursor_ %= live_.size();
     Block& block = *live_[block_cursor_];
@@ -573,20 +383,22 @@ void Scheduler::run() {
     }
     // Nobody is ready. Whoever spins looks again; if that has changed nothing, an operation takes effect.
     if (!progress_) {
-      if (busy_.empty()) {
+      if (!in_flight()) {
         report_deadlock();
         break;
       }
       complete_any();
     }
     progress_ = false;
-    if (!wake_pollers() && busy_.empty()) report_deadlock();
+    if (!wake_pollers() && !in_flight()) report_deadlock();
   }
   acquire(&end_);
   scheduler = nullptr;
 }
 
-}  // namespace
+}  // namespace emulator
+
+using namespace emulator;
 
 #if defined(FAGEN_ADDRESS_SANITIZER)
 // The sanitizer calls this before it reports.

@@ -45,3 +45,7 @@ inline void store_vector(const Shared<T, COUNT>& tile, int i, const Vec<T, N>& v
                          int line = __builtin_LINE()) {
   store_vector(tile.access(i, N, line), value, line);
 }
+
+inline uint32 window_address(uint32 address) {
+  return address;
+}

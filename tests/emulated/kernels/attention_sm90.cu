@@ -395,6 +395,7 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     if (!RESCALE_FIRST) rescale();
   };
 
+  if (group == GROUPS - 1) pass_turn();
   start_work();
   start_rows();
   start_sums();
@@ -410,7 +411,6 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     round_weights(s);
     grew = false;
   }
-  if (TURNS && group == 0) group_arrive(own_turn, 256);
   pass_turns();
   for (;;) {
 #pragma unroll 1
