@@ -47,11 +47,12 @@ def defer_by_proof(x: Node, walk: Axis, statistics: Iterable[Reduction]) -> Sepa
     parts = _parts(x, walk, tuple(statistics))
     if parts is None or _refuted(x, parts) or not _proved(x, parts):
         return None
+    kept = ir.substitute(x, dict.fromkeys(parts.statistics, ONE))
     point: dict[Node, Node] = dict.fromkeys(parts.conditions, ir.TRUE)
     point.update((node, Const(0.75 + 0.5 * i)) for i, node in enumerate(parts.along))
-    at_point = ir.substitute(x, point)
-    scale = ir.substitute(at_point, dict.fromkeys(parts.statistics, ONE))
-    return Separated(ir.div(at_point, scale), ir.substitute(x, dict.fromkeys(parts.statistics, ONE)))
+    there = {**point, **{r: r for r in parts.statistics}}  # a statistic may hold what stands beside it
+    factor = ir.div(ir.substitute(x, there), limits(ir.substitute(kept, point)))
+    return Separated(factor, limits(kept))
 
 
 def _parts(x: Node, walk: Axis, statistics: tuple[Reduction, ...]) -> _Parts | None:

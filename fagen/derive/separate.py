@@ -58,11 +58,10 @@ class Exponent:
 
 @dataclass(frozen=True)
 class Separated:
-    """``expression = deferred * kept``; ``kept`` holds the factors of ``exponents``, constant along the
-    walk.
+    """``expression = deferred * kept``; ``kept`` holds the factors of ``exponents``, which are a row's.
 
-    Those stay where they are because they keep its values in range; they say by what it is multiplied when
-    the maxima in them change.
+    The exponents stay where they are because they keep values in range; they say by what a sum is multiplied
+    when the maxima in them change. Of a maximum, ``deferred * outer(added + kept)``.
     """
 
     deferred: Node
@@ -70,6 +69,9 @@ class Separated:
     exponents: tuple[Exponent, ...] = ()
     complete: bool = True
     """Whether nothing but those exponents still depends on the statistics."""
+    added: Node = ZERO
+    outer: str = ""
+    """``exp``, ``exp2`` or nothing."""
 
 
 class Separator:
@@ -86,6 +88,8 @@ class Separator:
         self._free: dict[Node, bool] = {}
         self._factors: dict[Node, Separated] = {}
         self._summands: dict[Node, tuple[Node, Node]] = {}
+        self.out_of_range = False
+        """Whether something was kept together because its parts might be out of range."""
 
     def free(self, x: Node) -> bool:
         """Whether ``x`` depends on none of the statistics."""
@@ -112,6 +116,10 @@ class Separator:
 
     def _mul(self, x: Map, a: Node, b: Node) -> Separated:
         fa, fb = self.factors(a), self.factors(b)
+        defers = fa.deferred is not ONE or fb.deferred is not ONE
+        if defers and self._grows(fa.kept) and self._grows(fb.kept):
+            self.out_of_range = True
+            return Separated(ONE, x, complete=False)
         return Separated(
             ir.mul(fa.deferred, fb.deferred),
             ir.mul(fa.kept, fb.kept),
@@ -202,11 +210,19 @@ class Separator:
         if settled:
             kept = ir.function(x.op, ir.add(rest, _node(running)))
             if not running and not self._is_computed(x.op, rest):
+                self.out_of_range = True
                 return None
         exponents = (Exponent(x.op, _ordered(running)),) if running else ()
         return Separated(_power(x.op, settled), kept, exponents)
 
     _exp2 = _exp
+
+    def _grows(self, x: Node) -> bool:
+        """Whether ``x`` has an exponential that no maximum holds down: two of them may be out of range."""
+        return any(
+            isinstance(node, Map) and node.op in _EXPONENTIALS and self.free(node) and self._walk in node.axes
+            for node in ir.walk([x])
+        )
 
     def _runs(self, term: Node) -> bool:
         """Whether ``term`` of an exponent is a maximum; the logarithm of a sum is none."""
@@ -297,17 +313,25 @@ class Separator:
 
     def _terms(self, row: Node) -> Linear:
         """The terms of a row's summand; ``finite(m + log l)`` is two of them where l cannot be 0."""
+        parts = linear(row)
+        maxima = [term.args[0] for term in parts if isinstance(term, Map) and term.op == "finite"]
         terms: Linear = {}
-        for term, k in linear(row).items():
-            for part in self._parts_of_finite(term):
+        for term, k in parts.items():
+            for part in self._parts_of_finite(term, maxima):
                 terms[part] = terms.get(part, 0.0) + k
         return {term: k for term, k in terms.items() if k}
 
-    def _parts_of_finite(self, x: Node) -> tuple[Node, ...]:
-        if isinstance(x, Map) and x.op == "finite" and isinstance(x.args[0], Map) and x.args[0].op == "add":
-            for m, log in (x.args[0].args, x.args[0].args[::-1]):
+    def _parts_of_finite(self, x: Node, maxima: Iterable[Node]) -> tuple[Node, ...]:
+        """``finite(m + log l)`` or, next to ``finite(m)``, ``finite(log l)``: l is not 0."""
+        inner = x.args[0] if isinstance(x, Map) and x.op == "finite" else None
+        if isinstance(inner, Map) and inner.op in _LOGARITHMS:
+            (total,) = inner.args
+            if positive(total) or any(self._holds_its_maximum(total, m) for m in maxima):
+                return (inner,)
+        if isinstance(inner, Map) and inner.op == "add":
+            for m, log in (inner.args, inner.args[::-1]):
                 if isinstance(log, Map) and log.op in _LOGARITHMS and self._has_maximum(m):
-                    total = log.args[0]
+                    (total,) = log.args
                     if positive(total) or self._holds_its_maximum(total, m):
                         return ir.finite(m), log
         return (x,)
@@ -390,8 +414,10 @@ def _power(base: str, terms: Linear) -> Node:
     """``base(sum of terms)`` as a product; ``exp(-log l)`` is ``1 / l``."""
     result: Node = ONE
     for term, k in _ordered(terms):
-        if isinstance(term, Map) and term.op == _INVERSES[base] and k in (1.0, -1.0):
-            result = ir.mul(result, term.args[0]) if k > 0 else ir.div(result, term.args[0])
+        if isinstance(term, Map) and term.op == _INVERSES[base] and abs(k) in (0.5, 1.0, 2.0):
+            (value,) = term.args
+            value = {0.5: ir.function("sqrt", value), 1.0: value, 2.0: ir.mul(value, value)}[abs(k)]
+            result = ir.mul(result, value) if k > 0 else ir.div(result, value)
         else:
             result = ir.mul(result, ir.function(base, _multiple(term, k)))
     return result

@@ -99,68 +99,86 @@ class _StageBuilder:
 
     def _add(self, node: Reduction) -> None:
         weighed = weigh(node, self.axis) if isinstance(node, Contract) else Weighed(node.x, None, (), ONE)
-        value, rows = weighed.weights, weighed.rows
         is_max = isinstance(node, Reduce) and node.op == "max"
         identity = MINUS_INF if is_max else ZERO
-        statistics = self._statistics(value)
+        statistics = self._statistics(weighed.weights)
         level = max((self.level[s] for s in statistics), default=0)
         waiting = [s for s in statistics if self.level[s] == level]
-        found, summand = self._separate(value, waiting, is_max)
+        found = (self._leave_max if is_max else self._leave_sum)(weighed.weights, waiting)
         conditions, kept = live(self._tile(found.kept), identity)
         running = [placed for placed in self.states if placed.level == level]
         late = not found.complete or (bool(found.exponents) and not are_bounded(kept, conditions, running))
         if late:
             level += 1
-            found, summand = Separated(ONE, value), ZERO
-            conditions, kept = live(self._tile(value), identity)
-        symbol = Symbol(self._fresh("m" if is_max else "acc" if rows else "l"), node.axes, "float")
+            found = Separated(ONE, weighed.weights)
+            conditions, kept = live(self._tile(weighed.weights), identity)
         state = State(
-            symbol=symbol,
+            symbol=Symbol("", node.axes, "float"),
             op="max" if is_max else "sum",
             value=kept,
-            operand=rows,
+            operand=weighed.rows,
             features=weighed.features,
             rescale=ratio(found.exponents, self.row, running) if found.exponents else None,
         )
-        self.states.append(Placed(level, state, conditions))
+        symbol = self._place(Placed(level, state, conditions))
         self.level[node] = level
         self.symbols[node] = symbol
-        self.row[node] = ir.substitute(
-            self._result(found.deferred, summand, weighed.factor, symbol, is_max), self.row
-        )
+        self.row[node] = ir.substitute(ir.mul(self._result(found, symbol, is_max), weighed.factor), self.row)
         if late:
             self._wait(symbol, level, waiting)
         what = "maximum" if is_max else "sum"
-        for part, neutral in ((found.deferred, ONE), (summand, ZERO)):
+        for part, neutral in ((found.deferred, ONE), (found.added, ZERO)):
             if part is not neutral:
                 self._fact(
                     "defer", f"{{}} is constant along {self.axis} and leaves the {what} {{}}", part, symbol
                 )
 
-    def _separate(self, value: Node, waiting: list[Reduction], is_max: bool) -> tuple[Separated, Node]:
-        """``value`` by rules 1 and 2, and what is added to its maximum."""
-        separator = Separator(self.axis, waiting, self.computed)
-        if is_max:
-            summand, rest = separator.summands(value)
-            if separator.free(rest):
-                return Separated(ONE, rest), summand
-            found = separator.factors(value)
-            if found.exponents or not nonnegative(found.deferred):
-                found = replace(found, complete=False)
-            return found, ZERO
-        found = separator.factors(value)
-        if not found.complete and waiting:
-            return defer_by_proof(value, self.axis, waiting) or found, ZERO
-        return found, ZERO
+    def _place(self, placed: Placed) -> Symbol:
+        """The symbol of a state: that of an equal one, or a new one."""
+        for other in self.states:
+            if replace(other, state=replace(other.state, symbol=placed.state.symbol)) == placed:
+                return other.state.symbol
+        letter = "m" if placed.state.op == "max" else "acc" if placed.state.operand else "l"
+        symbol = Symbol(self._fresh(letter), placed.state.symbol.over, "float")
+        self.states.append(replace(placed, state=replace(placed.state, symbol=symbol)))
+        return symbol
 
-    def _result(self, deferred: Node, summand: Node, factor: Node, symbol: Symbol, is_max: bool) -> Node:
-        """What a state stands for. Where no element counted that is 0 or -inf, too."""
-        result = ir.add(summand, ir.mul(ir.mul(deferred, symbol), factor))
-        if (is_max and not positive(deferred)) or not self._settles(summand):
-            return ir.where(ir.lt(MINUS_INF, symbol), result, MINUS_INF)
-        if not self._settles(deferred):
-            return ir.mul(ir.where(ir.eq(symbol, ZERO), ZERO, ir.mul(deferred, symbol)), factor)
-        return result
+    def _leave_sum(self, value: Node, waiting: list[Reduction]) -> Separated:
+        """``sum value`` by rules 1 and 2."""
+        separator = Separator(self.axis, waiting, self.computed)
+        found = separator.factors(value)
+        if not found.complete and not separator.out_of_range:
+            return defer_by_proof(value, self.axis, waiting) or found
+        return found
+
+    def _leave_max(self, value: Node, waiting: list[Reduction]) -> Separated:
+        """``max value``: factors that are not negative leave it, and summands, also of an exponent."""
+        separator = Separator(self.axis, waiting, self.computed)
+        added, rest = separator.summands(value)
+        if separator.free(rest):
+            return Separated(ONE, rest, added=added)
+        found = separator.factors(value)
+        if not nonnegative(found.deferred):
+            return replace(found, complete=False)
+        if found.complete and found.exponents:
+            if not isinstance(found.kept, Map) or found.kept.op not in ("exp", "exp2"):
+                return replace(found, complete=False)
+            added, rest = separator.summands(found.kept.args[0])
+            return Separated(found.deferred, rest, added=added, outer=found.kept.op)
+        return found
+
+    def _result(self, found: Separated, symbol: Symbol, is_max: bool) -> Node:
+        """What the state ``symbol`` stands for. Where no element counted that is 0 or -inf, too."""
+        value = ir.add(found.added, symbol)
+        if found.outer:
+            value = ir.mul(found.deferred, ir.function(found.outer, value))
+            return ir.where(ir.le(Const(1), ir.size(self.axis)), value, MINUS_INF)
+        value = ir.mul(found.deferred, value)
+        if is_max and not (positive(found.deferred) and self._settles(found.added)):
+            return ir.where(ir.lt(MINUS_INF, symbol), value, MINUS_INF)
+        if not self._settles(found.deferred):
+            return ir.where(ir.eq(symbol, ZERO), ZERO, value)
+        return value
 
     def _settles(self, x: Node) -> bool:
         """Whether ``x`` is a number in a row where every sum is 0 and every maximum -inf."""

@@ -61,9 +61,10 @@ class _Deriver:
             self._cut()
         pending = list(self.graph.outputs)
         while pending:
-            first = self._place_of(pending[0])
-            group = [output for output in pending if self._place_of(output) == first]
-            pending = [output for output in pending if output not in group]
+            places = [self._place_of(output) for output in pending]
+            agree = [place == places[0] for place in places]
+            group = [output for output, in_group in zip(pending, agree, strict=True) if in_group]
+            pending = [output for output, in_group in zip(pending, agree, strict=True) if not in_group]
             self._stage(self.graph.name, group)
         return Derivation(tuple(self.stages), tuple(self.notes))
 
@@ -71,7 +72,7 @@ class _Deriver:
         self.notes += (note for note in notes if note not in self.notes)
 
     def _current(self, x: Node) -> Node:
-        return ir.substitute(x, self.stored)
+        return ir.substitute(x, self.stored) if self.stored else x
 
     def _place_of(self, output: Output) -> tuple[Axis | None, tuple[Axis, ...]]:
         """The axis to walk along for ``output``, and its stage's own axes: outputs that agree share one."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fagen.derive.live import TileClass, live_tiles
+from fagen.derive.running import old
 from fagen.derive.walk import Derivation, Product, Stage, State, Walk
 from fagen.ir import graph as ir
 from fagen.ir.check import bind_sizes, by_name
@@ -109,6 +110,34 @@ def _joined(memory: Tensor, layout: tuple[Axis, ...]) -> Tensor:
     return memory.flatten(layout.index("h"), layout.index("h") + 1) if "h" in layout else memory
 
 
+class _Updates:
+    """What a step of ``walk`` computes, as nodes: products, and for each state the change a tile makes."""
+
+    def __init__(self, walk: Walk, axis: Axis) -> None:
+        self.axis = axis
+        self.live = Symbol("live", ir.sort_axes((*walk.guard.axes, axis)), "bool")
+        self.products = [(_sum(computed),) for computed in walk.products]
+        self.states = [self._changes(state) for state in walk.states]
+
+    def _changes(self, state: State) -> tuple[Node, ...]:
+        if state.op == "max":
+            return (ir.largest(ir.where(self.live, state.value, ir.MINUS_INF), self.axis),)
+        value = ir.where(self.live, state.value, ZERO)
+        tile = (
+            ir.total(value, self.axis)
+            if state.operand is None
+            else ir.contract(value, state.operand, self.axis)
+        )
+        return (tile,) if state.rescale is None else (tile, state.rescale)
+
+
+def _sum(computed: Product) -> Node:
+    result: Node = ZERO
+    for term in computed.terms:
+        result = ir.add(result, ir.contract(term.own, term.walk, term.over))
+    return result
+
+
 class _StageRun:
     """One stage on given inputs."""
 
@@ -128,6 +157,7 @@ class _StageRun:
         self.given = given
         self.seed = seed
         self.watch = watch
+        self.updates = [_Updates(walk, self.stage.walk or "") for walk in self.stage.walks]
         self.memory = {
             output.name: torch.full(
                 [sizes[axis] for axis in _split(output.layout)], math.nan, dtype=torch.float64
@@ -192,55 +222,44 @@ class _Block:
             for tile, kind in tiles:
                 if self.run_of.watch:
                     self.run_of.watch(stage.name, number, tile, kind)
-                self._step(walk, tile, kind)
+                self._step(walk, self.run_of.updates[number], tile, kind)
         self.at.pop(stage.walk or "", None)
         self._write(stage.outputs)
 
-    def _step(self, walk: Walk, tile: int, kind: TileClass) -> None:
+    def _step(self, walk: Walk, updates: _Updates, tile: int, kind: TileClass) -> None:
         """One tile of a walk."""
-        axis = self.run_of.stage.walk
-        assert axis is not None
-        block = self.run_of.cut.block_walk
+        axis, block = updates.axis, self.run_of.cut.block_walk
         self.at[axis] = torch.arange(tile * block, (tile + 1) * block)
-        for computed in walk.products:
-            self.known[computed.symbol] = self._product(computed)
-        live = Symbol("live", ir.sort_axes((*walk.guard.axes, axis)), "bool")
-        inside = self._aligned(self.at[axis] < self.sizes[axis], (axis,), live.axes)
+        for computed, product_of in zip(walk.products, updates.products, strict=True):
+            self.known[computed.symbol] = self._inside(self._values(product_of)[0], computed.symbol.axes)
+        inside = self._aligned(self.at[axis] < self.sizes[axis], (axis,), updates.live.axes)
         if kind == "partial" and walk.guard is not TRUE:
-            inside = inside & self._value(walk.guard, live.axes)
-        self.known[live] = inside
+            inside = inside & self._value(walk.guard, updates.live.axes)
+        self.known[updates.live] = inside
         for state in walk.states:
-            self.known[_old(state.symbol)] = self.known[state.symbol]
-        for state in walk.states:
-            self.known[state.symbol] = self._updated(state, live, axis)
+            self.known[old(state.symbol)] = self.known[state.symbol]
+        for state, changes in zip(walk.states, updates.states, strict=True):
+            self.known[state.symbol] = self._updated(state, changes)
         self._write(walk.stores)
 
-    def _product(self, computed: Product) -> Tensor:
-        """A product of the tile, NaN outside."""
-        axes = computed.symbol.axes
-        total = torch.zeros((), dtype=torch.float64)
-        for term in computed.terms:
-            total = total + self._value(ir.contract(term.own, term.walk, term.over), axes)
+    def _inside(self, value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
+        """A product of the tile, NaN past the lengths."""
         for axis in axes:
-            if axis in self.at:
+            if axis in self.at and int(self.at[axis][-1]) >= self.sizes[axis]:
                 inside = self._aligned(self.at[axis] < self.sizes[axis], (axis,), axes)
-                total = torch.where(inside, total, math.nan)
-        return total
+                value = torch.where(inside, value, math.nan)
+        return value
 
-    def _updated(self, state: State, live: Symbol, axis: Axis) -> Tensor:
-        """``state`` with the elements of this tile that are ``live``."""
+    def _updated(self, state: State, changes: tuple[Node, ...]) -> Tensor:
+        """``state`` with the live elements of this tile; ``changes``: their sum or maximum, and a factor."""
         before: Tensor = self.known[state.symbol]
-        axes = state.symbol.axes
-        if state.op == "max":
-            tile = self._value(ir.largest(ir.where(live, state.value, ir.MINUS_INF), axis), axes)
-            return torch.maximum(before, tile)
-        value = ir.where(live, state.value, ZERO)
-        tile = self._value(
-            ir.total(value, axis) if state.operand is None else ir.contract(value, state.operand, axis), axes
+        tile, *scale = (
+            self._aligned(value, node.axes, state.symbol.axes)
+            for value, node in zip(self._values(changes), changes, strict=True)
         )
-        if state.rescale is not None:
-            before = before * self._value(state.rescale, axes)
-        return before + tile
+        if state.op == "max":
+            return torch.maximum(before, tile)
+        return (before * scale[0] if scale else before) + tile
 
     def _write(self, outputs: Iterable[Output]) -> None:
         """What lies inside the lengths, to memory."""
@@ -261,15 +280,13 @@ class _Block:
     def _shape(self, node: Node) -> list[int]:
         return [len(self.at[axis]) if axis in self.at else self.sizes[axis] for axis in node.axes]
 
+    def _values(self, nodes: Iterable[Node]) -> list[Tensor]:
+        return evaluate_nodes(nodes, self.known, self.sizes, self.at, seed=self.run_of.seed)
+
     def _value(self, node: Node, axes: tuple[Axis, ...]) -> Tensor:
-        (value,) = evaluate_nodes([node], self.known, self.sizes, self.at, seed=self.run_of.seed)
-        return self._aligned(value, node.axes, axes)
+        return self._aligned(self._values([node])[0], node.axes, axes)
 
     @staticmethod
     def _aligned(value: Tensor, axes: tuple[Axis, ...], to: tuple[Axis, ...]) -> Tensor:
         """``value`` with a dimension for each axis of ``to``."""
         return value[tuple(slice(None) if axis in axes else None for axis in to)]
-
-
-def _old(symbol: Symbol) -> Symbol:
-    return Symbol(f"{symbol.name}_old", symbol.over, symbol.stored)
