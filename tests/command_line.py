@@ -21,7 +21,7 @@ class Done:
 
     @property
     def json(self) -> Any:
-        assert self.code in (0, 1), self.err
+        assert self.out, self.err
         return json.loads(self.out)
 
 

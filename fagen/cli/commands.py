@@ -34,6 +34,7 @@ app = typer.Typer(
 
 ANY_GPU = "generic"
 
+_LADDER_COLUMNS = ("kernels", "bytes moved", "extra memory", "predicted")
 _DEVICES: Mapping[str | None, Literal["gpu", "emulator"] | None] = {
     None: None,
     "gpu": "gpu",
@@ -211,6 +212,7 @@ def ladder(
 
     Every rung is run and compared. Exits with 1 where the error of one is above its tolerance.
     """
+    from fagen.ir.show import length_name
     from fagen.study import ladder as rungs
 
     where = None if model_only else _device(device)
@@ -229,6 +231,9 @@ def ladder(
     if json:
         _print([_step_json(steps[i], trials[i] if trials else None) for i in range(len(steps))])
     else:
+        shown = ", ".join(f"{length_name(axis)} {length:,}" for axis, length in steps[0].lengths)
+        place = f"measured on {trials[0].device}" if trials else "nothing is run"
+        print(f"{shown} in {dtype}; predicted for {arch}, {place}")
         _show_steps(steps, trials)
     raise typer.Exit(0 if all(trial.ok for trial in trials) else 1)
 
@@ -276,12 +281,14 @@ def _show_steps(steps: Sequence[Step], trials: Sequence[Trial]) -> None:
     from fagen.study.explain import seconds
     from fagen.study.ladder import rows, saving
 
-    shown = [{**row, "rung": str(step.rung.number)} for step, row in zip(steps, rows(steps), strict=True)]
-    for row, trial in zip(shown, trials, strict=False):
-        row["measured"] = seconds(trial.seconds)
-        row["error / allowed"] = (
-            f"{trial.max_error:.2g} / {trial.tolerance:.2g}{'' if trial.ok else ' WRONG'}"
-        )
+    shown = []
+    for i, row in enumerate(rows(steps)):
+        shown.append({"rung": steps[i].rung.number, **{name: row[name] for name in _LADDER_COLUMNS}})
+        if trials:
+            verdict = "" if trials[i].ok else " WRONG"
+            shown[i] |= {
+                "measured": seconds(trials[i].seconds), "error": f"{trials[i].max_error:.2g}{verdict}"
+            }  # fmt: skip
     show.table(shown)
     for i, step in enumerate(steps):
         saved = saving(step, steps[i - 1] if i else None)

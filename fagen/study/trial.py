@@ -171,7 +171,7 @@ def try_kernel(
     on_gpu = device.type == "cuda"
     sizes = bind_sizes(graph, [tuple(v.shape) if isinstance(v, Tensor) else None for v in values])
     progress("compile", 0, 0)
-    source = _compiled(kernel, device, watch)
+    source, launches = _compiled(kernel, device, watch)
 
     def call() -> tuple[Tensor, ...]:
         torch.manual_seed(seed)
@@ -193,7 +193,7 @@ def try_kernel(
     return Trial(
         device=torch.cuda.get_device_name(device) if on_gpu else "emulator",
         family=kernel.plan.family,
-        kernels=len(kernel.plan.kernels),
+        kernels=launches,
         max_error=worst.max_error,
         eager_error=worst.eager_error,
         tolerance=worst.tolerance,
@@ -206,14 +206,14 @@ def try_kernel(
     )
 
 
-def _compiled(kernel: Compiled, device: torch.device, watch: Watch) -> Path:
-    """Build what runs on a device, and say where its text lies."""
+def _compiled(kernel: Compiled, device: torch.device, watch: Watch) -> tuple[Path, int]:
+    """Build what runs on a device; where its text lies, and the launches of a call."""
     if device.type == "cpu":
-        return kernel.emulated(watch.checker).path
+        return kernel.emulated(watch.checker).path, len(kernel.emulated_recipe.functions)
     binary = kernel.binary(torch.cuda.get_device_capability(device))
     entry = load_key(binary.key)
     assert entry is not None
-    return entry.folder / "kernel.cu"
+    return entry.folder / "kernel.cu", len(binary.recipe.functions)
 
 
 def _bytes(tensor: Tensor) -> int:
