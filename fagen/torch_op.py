@@ -114,12 +114,13 @@ def _define() -> None:
         return [torch.empty_like(tensor) for tensor in tensors]
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.key, tensors, _ = inputs
+        ctx.key, tensors, ctx.numbers = inputs
         ctx.save_for_backward(*tensors)
 
     def backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
         floats = [tensor for tensor in ctx.saved_tensors if tensor.is_floating_point()]
         results = iter(call_backward(ctx.key, list(gradients), floats))
-        return None, [next(results) if t.is_floating_point() else None for t in ctx.saved_tensors], None
+        wanted = [next(results) if t.is_floating_point() else None for t in ctx.saved_tensors]
+        return None, wanted, [None] * len(ctx.numbers)
 
     call.register_autograd(backward, setup_context=setup_context)

@@ -156,13 +156,13 @@ class Prepared:
         addresses = [memory[place].data_ptr() for place in self.places]
         try:
             return self.packer(addresses, [given[position] for position in self.packer.scalars])
-        except (struct.error, OverflowError) as error:
+        except struct.error as error:
             numbers = {self._names[position]: given[position] for position in self.packer.scalars}
             raise UsageError(
                 f"a number does not fit its parameter: {error}",
                 call=self.name,
                 values=numbers,
-                works="whole numbers have 32 bits, others the range of fp32",
+                works="whole numbers have 32 bits",
             ) from None
 
 
