@@ -7,20 +7,25 @@
 PYTHON ?= python3
 TORCH ?= torch
 PY := .venv/bin/python
-HEADERS = $(shell git ls-files '*/templates/device/*' '*/templates/emulator/*' | grep -E '\.(h|cuh|cpp)$$')
+HEADERS = $(shell git ls-files 'templates/device/*' 'templates/emulator/*' | grep -E '\.(h|cuh|cpp)$$')
 
 .PHONY: demo test lint format
 .DEFAULT_GOAL := test
 
+# A torch of the machine's own is taken where it is the one asked for. A machine with a GPU also gets pycuda,
+# and a compiler where it has none; without them kernels run on the emulator.
 .venv/installed: pyproject.toml
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --system-site-packages .venv
 	$(PY) -m pip install --quiet '$(TORCH)'
 	$(PY) -m pip install --quiet --editable '.[dev]'
+	@if command -v nvidia-smi >/dev/null; then \
+	  command -v nvcc >/dev/null || extra=,nvcc; \
+	  $(PY) -m pip install --quiet --editable ".[cuda$$extra]" || echo "without pycuda: see fagen doctor"; \
+	fi
 	touch $@
 
 demo: .venv/installed
-	$(PY) -m fagen explain --head-dim 64 --mask causal --q-len 128
-	$(PY) -m fagen run --head-dim 64 --mask causal --q-len 128
+	$(PY) -m fagen run --head-dim 64 --mask causal --q-len 128 --explain --out out/demo
 
 test: .venv/installed
 	$(PY) -m pytest -n auto
@@ -28,10 +33,10 @@ test: .venv/installed
 lint: .venv/installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	.venv/bin/clang-format --dry-run -Werror $(HEADERS)
+	$(PY) -m clang_format --dry-run -Werror $(HEADERS)
 	$(PY) -m mypy
 
 format: .venv/installed
 	$(PY) -m ruff check --fix --exit-zero .
 	$(PY) -m ruff format .
-	.venv/bin/clang-format -i $(HEADERS)
+	$(PY) -m clang_format -i $(HEADERS)

@@ -84,10 +84,10 @@ def _about(kernel: Kernel) -> dict[str, Any]:
 def explain(request: Request, json: Json = False) -> None:
     """Print the plan of a program, what it costs, and why it was chosen."""
     from fagen.compile import plan_json
-    from fagen.study.explain import explain as explained
+    from fagen.study.explain import explain as plan_text
 
     kernel, _ = request.kernel(request.arch or ANY_GPU, request.has_lengths)
-    text = explained(kernel.plan, request.lengths().by_axis() if request.has_lengths else None)
+    text = plan_text(kernel.plan, request.lengths().by_axis() if request.has_lengths else None)
     if json:
         _print({**_about(kernel), "plan": loads(plan_json(kernel.plan)), "text": text})
     else:
@@ -107,6 +107,9 @@ def run(
         str | None,
         typer.Option(metavar="forward|backward|SEED", help="Emulator: which warp goes on where several can."),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the plan too, and on a GPU how its prediction held.")
+    ] = False,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -114,11 +117,14 @@ def run(
 
     Beyond 4,096 queries a sample of them is compared. Exits with 1 where the error is above its tolerance.
     """
+    if explain and json:
+        raise UsageError("--explain is for people", works="leave --json out, or call fagen explain --json")
     watch = _watch(race, sanitize, schedule, device)
     if race or sanitize or schedule is not None:
         device = "emulator"
     with show.progress() as progress:
         progress("start", 0, 0)
+        from fagen.study.explain import explain as plan_text
         from fagen.study.trial import make_values, try_kernel
 
         where = _device(device)
@@ -128,6 +134,8 @@ def run(
             kernel.compiled, kernel.captured, lengths, device=where, seed=request.seed, scalars=scalars
         )
         trial = try_kernel(kernel.compiled, values, seed=request.seed, watch=watch, progress=progress)
+    if explain:
+        print(plan_text(kernel.plan, lengths, trial.seconds if where.type == "cuda" else None))
     if json:
         _print(trial.to_json())
     else:
