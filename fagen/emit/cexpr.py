@@ -128,11 +128,15 @@ class Lowering:
         expressions: Expressions,
         leaves: Mapping[Node, Code],
         nonpositive: Callable[[Node], bool] = lambda exponent: False,
+        addresses: Mapping[Axis, Code] | None = None,
+        columns_per_call: int = 1,
     ) -> None:
         self._shared = expressions
         self._codes = expressions.codes
         self._done: dict[Node, Code] = dict(leaves)
         self._nonpositive = nonpositive
+        self._addresses = addresses or {}
+        self._columns_per_call = columns_per_call
 
     def __call__(self, root: Node) -> Code:
         """The code of ``root``."""
@@ -192,6 +196,8 @@ class Lowering:
 
     def position(self, axis: Axis) -> Code:
         """The position along an axis of a tensor's memory, where ``h`` is one axis."""
+        if axis in self._addresses:
+            return self._addresses[axis]
         return self._head() if axis == "h" else self._done[Index(axis)]
 
     def _head(self) -> Code:
@@ -271,12 +277,15 @@ class Lowering:
         )
         b, q, kv = (self._done[Index(axis)] for axis in ("b", "q", "kv"))
         ordinal = self._codes.leaf(str(node.ordinal), "int32")
-        words = self._codes.call(
-            "dropout_words", (seed, ordinal, b, self._head(), q, kv), "RandomWords", 60, "words"
+        words = self._codes.make(
+            "dropout_words({}, {}, {}, {}, {}, {})",
+            (seed, ordinal, b, self._head(), q, kv),
+            "RandomWords",
+            cost=60,
+            hint="words",
+            every=self._columns_per_call,
         )
-        return self._codes.make(
-            "int32(dropout_bits({}, {}, {}))", (words, q, kv), "int32", cost=4, hint="bits"
-        )
+        return self._codes.make("int32(dropout_bits({}, {}, {}))", (words, q, kv), "int32", cost=4)
 
     # --------------------------------------------------------------------------------------------- operations
 

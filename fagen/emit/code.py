@@ -58,6 +58,8 @@ class Code:
     """Instructions, roughly, of all of it; 0 for what is known anyway."""
     hint: str
     """What its name is made of, if it gets one."""
+    every: int = 0
+    """0, or it gets a name in any case and is the same for so many columns in a row."""
 
 
 LOAD = 8
@@ -83,6 +85,7 @@ class Codes:
         slots: Sequence[int] | int = 0,
         cost: int = 1,
         hint: str = "",
+        every: int = 0,
     ) -> Code:
         """``form`` with a ``{}`` for each of ``args``; ``slots`` is what each needs, or all of them need."""
         place = BLOCK
@@ -90,7 +93,7 @@ class Codes:
             place = place.join(arg.place)
         needs = (slots,) * len(args) if isinstance(slots, int) else tuple(slots)
         return self._make(
-            form, tuple(args), needs, binds, ctype, place, cost + sum(arg.cost for arg in args), hint
+            form, tuple(args), needs, binds, ctype, place, cost + sum(arg.cost for arg in args), hint, every
         )
 
     def call(self, name: str, args: Sequence[Code], ctype: CType, cost: int = 1, hint: str = "") -> Code:
@@ -126,11 +129,12 @@ class Codes:
         place: Place,
         cost: int,
         hint: str,
+        every: int = 0,
     ) -> Code:
         key = (form, *map(id, args), place if not args else None, ctype)
         code = self._made.get(key)
         if code is None:
-            code = self._made[key] = Code(form, args, slots, binds, ctype, place, cost, hint)
+            code = self._made[key] = Code(form, args, slots, binds, ctype, place, cost, hint, every)
         return code
 
 
@@ -148,6 +152,19 @@ class Variable:
         return f"{written(self.ctype)} {self.name}"
 
 
+def declarations(variables: Iterable[Variable]) -> list[str]:
+    """``type name, name, ...`` for each type, in the order in which types first occur."""
+    groups: dict[CType, list[str]] = {}
+    for variable in variables:
+        groups.setdefault(variable.ctype, []).append(variable.name)
+    lines = []
+    for ctype, names in groups.items():
+        star = "*" if ctype.endswith("*") else ""
+        listed = ", ".join(f"{star}{name}" for name in names)
+        lines.append(f"{written(ctype).removesuffix('*')} {listed}")
+    return lines
+
+
 def written(ctype: CType) -> str:
     """A type as the text has it."""
     return "int" if ctype == "int32" else ctype
@@ -161,10 +178,14 @@ class Statement:
     variable: Variable
     target: str
     text: str
+    every: int = 1
+    """It is assigned for one of so many columns and serves the others too: declared before their loop."""
 
     @property
     def declared(self) -> str:
-        """What stands before the target where it is declared as well."""
+        """What stands before the target: its declaration, or the columns for which it is assigned."""
+        if self.every > 1:
+            return f"if (c % {self.every} == 0) "
         if self.kind != "local":
             return ""
         const = "" if self.variable.ctype.endswith("*") else "const "
@@ -200,7 +221,9 @@ class Names:
         """A name for ``code``; a local one that comes from a tensor says that it is not the tensor itself."""
         if not code.hint:
             return self.numbered(self.letters.get(code.ctype, "t"))
-        ending = ("_at" if code.ctype.endswith("*") else "_value") if local else ""
+        ending = "_at" if code.ctype.endswith("*") else "_value" if code.ctype in self.letters else ""
+        if not local:
+            ending = ""
         return self.unique(f"{code.hint}{ending}")
 
     def unique(self, name: str) -> str:
@@ -240,6 +263,10 @@ class Split:
         """Values kept for each column between two steps of a walk."""
         return [s.variable for group in self._statements.values() for s in group if s.kind == "array"]
 
+    def kept(self) -> list[Statement]:
+        """Values that serve several columns."""
+        return [s for group in self._statements.values() for s in group if s.every > 1]
+
     def text(self, code: Code, binds: int = 0) -> str:
         """``code``, put in parentheses where it does not bind as strongly as ``binds``."""
         name = self._names.get(code) or self._known.get(code)
@@ -259,8 +286,12 @@ class Splitter:
     split."""
 
     def __init__(self, flat: bool = False) -> None:
-        """``flat``: all text stands in one function, so that every name is a local one."""
+        """``flat``: all text stands in one function, so that every name is a local one.
+
+        Names of ``lasting`` places then stand where all later text sees them.
+        """
         self.flat = flat
+        self.lasting: tuple[Place, ...] = (BLOCK,)
         self.places = Places()
         self.names = Names()
         self.fields: dict[Place, list[Variable]] = {BLOCK: [], ROW: [], COLUMN: []}
@@ -288,7 +319,7 @@ class Splitter:
             place = home[code]
             further = any(use != place for use in uses[code])
             kind: Literal["local", "field", "array"] = "local"
-            if further and place.element:
+            if further and place.element and not self.flat:
                 kind = "array"
             elif further and place.phase == 0 and not self.flat:
                 kind = "field"
@@ -298,9 +329,11 @@ class Splitter:
             if kind == "field":
                 self.fields[Place(place.row, place.column)].append(variable)
             text = split.definition(code)
-            statements.setdefault(place, []).append(Statement(kind, variable, target, text))
+            statements.setdefault(place, []).append(
+                Statement(kind, variable, target, text, max(code.every, 1))
+            )
             local[code] = target
-            if kind == "field":
+            if kind == "field" or (self.flat and place in self.lasting):
                 self._known[code] = target
         return split
 
@@ -334,6 +367,8 @@ def _worth(code: Code, home: Place, uses: Sequence[Place]) -> bool:
     """Whether ``code`` gets a name: it is computed further out, kept for a later step, or used again."""
     if code.cost == 0:
         return False
+    if code.every:
+        return True
     outside = any(use != home for use in uses)
     if home.element:
         return len(uses) > 1 and (code.cost > 1 or outside or code.ctype == "float")

@@ -12,12 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fagen.derive.walk import State, Walk
+from fagen.emit.cexpr import Lowering
 from fagen.emit.code import AND, BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Statement, Variable
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
-from fagen.emit.scope import Scope, block_name, said
+from fagen.emit.scope import Scope, axis_name, block_name, said
 from fagen.ir import graph as ir
-from fagen.ir.graph import MINUS_INF, TRUE, ZERO, Axis, Index, Input, Map, Node, Output, Random, Symbol
+from fagen.ir.graph import (
+    KEY_AXIS,
+    MINUS_INF,
+    TRUE,
+    ZERO,
+    Axis,
+    Index,
+    Input,
+    Map,
+    Node,
+    Output,
+    Random,
+    Symbol,
+)
 from fagen.plan.cost import PAD, VECTOR
 from fagen.plan.plan import SharedTile
 
@@ -114,6 +128,11 @@ class StoresText:
     statements: Sequence[Statement]
     stores: tuple[StoreText, ...]
 
+    @property
+    def name(self) -> str:
+        """What a position along ``axis`` is called."""
+        return axis_name(self.axis) if self.axis is not None else ""
+
 
 @dataclass(frozen=True)
 class WalkText:
@@ -125,6 +144,10 @@ class WalkText:
     phases: tuple[Phase, ...]
     arrays: Sequence[Variable]
     """Values of an element kept from one phase for a later one."""
+    kept: Sequence[Statement]
+    """Values that serve several columns, declared before the loops over them."""
+    inside: str
+    """Whether a column is one of the walk's axis."""
     guard: str | None
     guard_comment: str
     row: Sequence[Statement]
@@ -148,14 +171,12 @@ class WalkText:
         return "always" if state.condition is not None else self.mode
 
     @property
-    def test(self) -> str:
-        """Whether an element counts."""
-        test = "column.inside" + (f" && {self.guard}" if self.guard is not None else "")
-        return (
-            f"!MASKED || ({test})"
-            if self.mode == "both" and "&&" in test
-            else (f"!MASKED || {test}" if self.mode == "both" else test)
-        )
+    def counts(self) -> str:
+        """The condition under which an element counts."""
+        test = self.inside if self.guard is None else f"{self.inside} && {self.guard}"
+        if self.mode == "always":
+            return test
+        return f"!MASKED || {test}" if self.guard is None else f"!MASKED || ({test})"
 
     def weights_before(self, state: StateText) -> list[str]:
         """The arrays of weights that states before ``state`` fill."""
@@ -216,6 +237,16 @@ class ForwardLoop:
         return self.scope.kernel.stage.walk
 
     @property
+    def row_name(self) -> str:
+        """What a row's position is called."""
+        return axis_name(self.row_axis) if self.row_axis is not None else ""
+
+    @property
+    def walk_name(self) -> str:
+        """What a column's position is called."""
+        return axis_name(self.walk_axis)
+
+    @property
     def own(self) -> str:
         """Rows of a block."""
         return block_name(self.row_axis) if self.row_axis is not None else "1"
@@ -264,15 +295,28 @@ class ForwardLoop:
             "const Block& block",
             "Row (&rows)[ROWS]",
             "const Column (&columns)[COLUMNS]",
+            f"int {walk.loop.start}",
+            "int lane",
             *(f"const float (&{product.name})[ROWS][COLUMNS]" for product in walk.products),
             *(f"float (&{weights})[ROWS][COLUMNS]" for weights in walk.weights),
         ]
 
-    def says_column(self, phase: Phase, walk: WalkText, first: bool) -> bool:
-        """Whether the loop of a phase reads its column."""
+    def text_of(self, phase: Phase, walk: WalkText, first: bool) -> str:
+        """All that stands in the loop over columns of a phase."""
         texts = [statement.text for statement in phase.element]
         texts += [text for state in phase.states for text in (state.value, state.condition or "")]
-        return first or any("column." in text for text in texts)
+        return "\n".join([*texts, walk.counts] if first else texts)
+
+    @staticmethod
+    def text_of_stores(stores: StoresText) -> str:
+        """All that stands in the loop over the columns that are stored."""
+        texts = [statement.text for statement in stores.statements]
+        return "\n".join([*texts, *(text for store in stores.stores for text in (store.target, store.value))])
+
+    @staticmethod
+    def says(name: str, text: str) -> bool:
+        """Whether ``text`` says ``name`` by itself, not as a member."""
+        return re.search(rf"(?<![.\w]){name}\b", text) is not None
 
     def says_last(self, walk: WalkText) -> bool:
         """Whether the last position of a tile is read."""
@@ -282,18 +326,21 @@ class ForwardLoop:
 
     def block_members(self, text: str) -> list[Variable]:
         """Fields of a block that ``text`` says."""
-        own = [Variable("int32", axis) for axis in (*self.grid_axes, "h")]
+        own = [Variable("int32", axis_name(axis)) for axis in (*self.grid_axes, "h")]
         if self.row_axis is not None:
             own += [Variable("int32", f"{self.row_axis}_{end}") for end in ("start", "last")]
         return said([*own, *self.scope.fields(BLOCK)], "block", text)
 
     def row_members(self, text: str) -> list[Variable]:
-        """Fields of a row that ``text`` says."""
+        """Fields of a row that ``text`` says; a state starts as what nothing was summed to."""
         own = []
         if self.row_axis is not None:
-            own = [Variable("int32", self.row_axis), Variable("bool", "inside")]
+            own = [Variable("int32", self.row_name), Variable("bool", "inside")]
         states = [
-            Variable("float", f"{state.name}[{state.share}]" if state.share else state.name)
+            Variable(
+                "float",
+                f"{state.name}[{state.share}] = {{}}" if state.share else f"{state.name} = {state.initial}",
+            )
             for walk in self.walks
             for state in walk.states
         ]
@@ -301,8 +348,7 @@ class ForwardLoop:
 
     def column_members(self, text: str) -> list[Variable]:
         """Fields of a column that ``text`` says."""
-        own = [Variable("int32", self.walk_axis), Variable("bool", "inside")]
-        return said([*own, *self.scope.fields(COLUMN)], "column", text)
+        return said(self.scope.fields(COLUMN), "column", text)
 
 
 def forward_loop(scope: Scope) -> ForwardLoop:
@@ -355,13 +401,29 @@ class _Builder:
     def thread_leaves(self) -> dict[Node, Code]:
         """Positions of a thread's element of a tile."""
         leaves: dict[Node, Code] = {
-            Index(self.walk_axis): self.scope.codes.leaf(f"column.{self.walk_axis}", "int32", COLUMN)
+            Index(self.walk_axis): self.scope.codes.leaf(axis_name(self.walk_axis), "int32", COLUMN)
         }
         if self.row_axis is not None:
-            leaves[Index(self.row_axis)] = self.scope.codes.leaf(f"row.{self.row_axis}", "int32", ROW)
+            leaves[Index(self.row_axis)] = self.scope.codes.leaf(
+                f"row.{axis_name(self.row_axis)}", "int32", ROW
+            )
         for symbol, text in self.finished.items():
             leaves[symbol] = self.scope.codes.leaf(text, "float", ROW)
         return leaves
+
+    def lowering(self, leaves: dict[Node, Code]) -> Lowering:
+        """Expressions of a thread's element, where a column may lie past the end: it is read at the last one.
+
+        One call of the random generator serves columns kv and kv + 8 of a block of 16.
+        """
+        axis, codes = self.walk_axis, self.scope.codes
+        inside = codes.make(
+            "minimum({}, {} - 1)", (leaves[Index(axis)], self.scope.expressions.length(axis)), "int32"
+        )
+        pairs = axis == KEY_AXIS and self.kernel.columns == 8 and self.kernel.block_walk % 16 == 0
+        return self.scope.lowering(
+            leaves, self.nonpositive, addresses={axis: inside}, columns_per_call=2 if pairs else 1
+        )
 
     def nonpositive(self, exponent: Node) -> bool:
         """Whether a running or finished maximum is taken from a value it is the maximum of."""
@@ -406,9 +468,9 @@ class _Builder:
             return self.tiles[key]
         scope, shared = self.scope, self.shared[record]
         row_axis = self.row_axis if side == "own" else self.walk_axis
-        leaves: dict[Node, Code] = {Index(columns): scope.codes.leaf(columns, "int32", ELEMENT)}
+        leaves: dict[Node, Code] = {Index(columns): scope.codes.leaf(axis_name(columns), "int32", ELEMENT)}
         if row_axis is not None:
-            leaves[Index(row_axis)] = scope.codes.leaf(row_axis, "int32", ELEMENT)
+            leaves[Index(row_axis)] = scope.codes.leaf(axis_name(row_axis), "int32", ELEMENT)
         code = scope.lowering(leaves)(node)
         split = scope.split([(code, ELEMENT)])
         inputs = [part for part in ir.walk([node]) if isinstance(part, Input) and part.kind == "float"]
@@ -422,7 +484,7 @@ class _Builder:
             name=self._tile_name(name, shared),
             rows=rows,
             row_axis=row_axis,
-            row_name=row_axis if row_axis is not None and row_axis in node.axes else "",
+            row_name=axis_name(row_axis) if row_axis is not None and row_axis in node.axes else "",
             column_axis=columns,
             length=length,
             width=self._width(columns, width, size, length),
@@ -505,7 +567,7 @@ class _Builder:
             leaves[old(state.symbol)] = codes.leaf(f"{state.symbol.name}_old", "float", place)
             if state.op == "max":
                 self.maxima[state.symbol] = state.value, walk.guard
-        lower = scope.lowering(leaves, self.nonpositive)
+        lower = self.lowering(leaves)
         values = {state: term_of(state) for state in walk.states}
         roots: list[tuple[Code, Place]] = []
         for state, level in levels.items():
@@ -576,6 +638,8 @@ class _Builder:
             products=tuple(products),
             phases=phases,
             arrays=split.arrays(),
+            kept=split.kept(),
+            inside=f"{axis_name(self.walk_axis)} < {scope.length(self.walk_axis)}",
             guard=split.text(guard_code, AND) if guard_code is not None else None,
             guard_comment=scope.shown(walk.guard),
             row=row,
@@ -608,7 +672,7 @@ class _Builder:
         if not walk.stores:
             return None, []
         scope = self.scope
-        lower = scope.lowering(leaves, self.nonpositive)
+        lower = self.lowering(leaves)
         targets = [(output, scope.written(output)) for output in walk.stores]
         codes = [(scope.store(lower, tensor), lower(output.node)) for output, tensor in targets]
         split = scope.split([(code, ELEMENT) for pair in codes for code in pair])
@@ -629,7 +693,7 @@ class _Builder:
         row = Place(row=True, phase=AFTER)
         leaves = self.thread_leaves()
         if self.row_axis is not None:
-            leaves[Index(self.row_axis)] = codes.leaf(f"row.{self.row_axis}", "int32", row)
+            leaves[Index(self.row_axis)] = codes.leaf(f"row.{axis_name(self.row_axis)}", "int32", row)
         features: dict[Node, Axis] = {
             s.symbol: s.features[0] for walk in self.stage.walks for s in walk.states if s.features
         }
@@ -638,7 +702,7 @@ class _Builder:
             place = row if axis is None else Place(True, True, AFTER)
             leaves[symbol] = codes.leaf(text if axis is None else f"{text}[f]", "float", place)
         for axis in set(features.values()):
-            leaves[Index(axis)] = codes.leaf(axis, "int32", Place(True, True, AFTER))
+            leaves[Index(axis)] = codes.leaf(axis_name(axis), "int32", Place(True, True, AFTER))
         lower = scope.lowering(leaves, self.nonpositive)
         found: dict[Axis | None, list[tuple[Output, Tensor]]] = {}
         for output in self.stage.outputs:

@@ -110,11 +110,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Constant:
-    """A number computed from lengths fixed at compile time."""
+    """A number known when the text is emitted."""
 
     name: str
     value: float | int | bool
-    node: Node
+    comment: str
 
     @property
     def definition(self) -> str:
@@ -122,10 +122,8 @@ class Constant:
         text = number(self.value)
         return f"constexpr {'float' if text.endswith('f') else 'int'} {self.name} = {text};"
 
-    @property
-    def comment(self) -> str:
-        """What it is computed from."""
-        return show(self.node)
+
+_LOG2E = Constant("LOG2E", math.log2(math.e), "exp(x) = 2^(x LOG2E)")
 
 
 def number(value: float | int | bool) -> str:
@@ -232,19 +230,19 @@ class Parameters:
         if node not in self._constants:
             letter = "SCALE" if node.kind == "float" else "COUNT"
             same = sum(c.name.startswith(letter) for c in self._constants.values())
-            self._constants[node] = Constant(f"{letter}{same or ''}", value, node)
+            self._constants[node] = Constant(f"{letter}{same or ''}", value, show(node))
         return self._constants[node].name
 
     def constants(self, text: str) -> list[Constant]:
         """The constants that ``text`` uses."""
         words = set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
-        return [constant for constant in self._constants.values() if constant.name in words]
+        return [c for c in (*self._constants.values(), _LOG2E) if c.name in words]
 
-    def lengths(self, text: str) -> list[tuple[str, Axis, int]]:
-        """The fixed lengths that ``text`` uses: name, axis, value."""
+    def lengths(self, text: str) -> list[str]:
+        """``NAME = value`` of the fixed lengths that ``text`` uses."""
         words = set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
-        named = [(self.constant_length(axis), axis, size) for axis, size in self._sizes.items()]
-        return [each for each in named if each[0] in words]
+        named = [(self.constant_length(axis), size) for axis, size in self._sizes.items()]
+        return [f"{name} = {size}" for name, size in named if name in words]
 
     def fields(self, text: str) -> tuple[Field, ...]:
         """The parameters that ``text`` uses, widest first, so that no padding lies between them."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fagen.emit.code import BLOCK, ELEMENT, Code, Place, Split, Statement, Variable
+from fagen.emit.code import ELEMENT, Code, Split, Statement, Variable
+from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
 from fagen.emit.forward import StoreText, term_of
-from fagen.emit.scope import Scope, block_name, said
+from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.ir import graph as ir
-from fagen.ir.graph import TRUE, Axis, Index, Input, Load, Node
-
-ROW, COLUMN, RESULT = Place(True, False, 1), Place(False, True, 1), Place(True, True, 1)
-"""Where a value of the result is known: its row, its column, both."""
+from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Load, Map, Node
+from fagen.plan.cost import stage_roots
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,9 @@ class OperandText:
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Flat):
     """What the template reads of a kernel."""
 
-    scope: Scope
     operands: tuple[OperandText, ...]
     terms: Sequence[Statement]
     """Of one thread an element: what each term of its sum needs."""
@@ -71,49 +69,14 @@ class Product:
         return self.scope.kernel.tiling
 
     @property
-    def grid_axes(self) -> tuple[Axis, ...]:
-        """Axes of which a block has one position."""
-        return self.scope.kernel.grid_axes
-
-    @property
-    def row_axis(self) -> Axis | None:
-        """The axis of the result's rows."""
-        return self.scope.kernel.tile_axis
-
-    @property
-    def column_axis(self) -> Axis:
-        """The axis of the result's columns."""
-        assert self.scope.kernel.feature_axis is not None
-        return self.scope.kernel.feature_axis
-
-    @property
-    def walk_axis(self) -> Axis:
-        """The axis that is summed over."""
-        assert self.scope.kernel.stage.walk is not None
-        return self.scope.kernel.stage.walk
-
-    @property
-    def tiled(self) -> list[tuple[Axis, str]]:
-        """The axes of the result of which a block has several positions, and how many."""
-        axes = [self.column_axis, *([self.row_axis] if self.row_axis is not None else [])]
-        return [(axis, block_name(axis)) for axis in axes]
+    def functions(self) -> bool:
+        """Whether it has functions of its own."""
+        return self.tiling == "registers"
 
     @property
     def walk(self) -> str:
         """Terms in a tile."""
         return block_name(self.walk_axis)
-
-    def length(self, axis: Axis) -> str:
-        """The length of an axis in the text."""
-        return self.scope.length(axis)
-
-    def length_of(self, tile: OperandText) -> str:
-        """How many rows a tile could have."""
-        return self.length(tile.row_axis) if tile.row_axis is not None else "1"
-
-    def first_of(self, tile: OperandText) -> str:
-        """The position of a tile's first row."""
-        return tile.first
 
     @property
     def text(self) -> str:
@@ -129,11 +92,13 @@ class Product:
         texts += [text for store in self.stores for text in (store.target, store.value)]
         return "\n".join([*texts, *(tile.value for tile in self.operands)])
 
-    def block_members(self, text: str) -> list[Variable]:
-        """Fields of a block that ``text`` says."""
-        own = [Variable("int32", axis) for axis in (*self.grid_axes, "h")]
-        own += [Variable("int32", f"{axis}_start") for axis, _ in reversed(self.tiled)]
-        return said([*own, *self.scope.fields(BLOCK)], "block", text)
+    def length_of(self, tile: OperandText) -> str:
+        """How many rows a tile could have."""
+        return self.length(tile.row_axis) if tile.row_axis is not None else "1"
+
+    def first_of(self, tile: OperandText) -> str:
+        """The position of a tile's first row."""
+        return tile.first
 
 
 def product(scope: Scope) -> Product:
@@ -156,6 +121,11 @@ class _Builder:
         self.value, exists = term_of(state)
         self.operand = state.operand
         self.exists = ir.conjunction(walk.guard, exists if exists is not None else TRUE)
+        self.zeros = self.reads_selected()
+        """Whether a value of 0 says that the term does not exist: an earlier kernel stored it where a mask
+        does not hold."""
+        if self.zeros:
+            self.value, self.exists = ir.where(self.exists, self.value, ZERO), TRUE
         self.addresses: dict[str, int] = {}
 
     def build(self) -> Product:
@@ -184,15 +154,31 @@ class _Builder:
             self.constants(),
         )
 
+    def reads_selected(self) -> bool:
+        """Whether the value depends on a buffer in which a mask left its mark."""
+        selected: set[str] = set()
+        for kernel in self.scope.plan.kernels:
+            stage = kernel.stage
+            nodes = ir.walk([*stage_roots(stage), *(walk.guard for walk in stage.walks)])
+            masks = any(isinstance(node, Map) and node.op == "where" for node in nodes)
+            masks = masks or any(walk.guard is not TRUE for walk in stage.walks)
+            if masks or any(isinstance(node, Input) and node.name in selected for node in nodes):
+                selected.add(stage.name)
+        arguments = len(self.scope.plan.problem.graph.arguments)
+        reads = (node for node in ir.walk([self.value]) if isinstance(node, Input))
+        return any(node.position >= arguments and node.name in selected for node in reads)
+
     def positions(self, walk: bool) -> dict[Node, Code]:
         """Positions in the result, and along the sum."""
         leaf = self.scope.codes.leaf
-        leaves: dict[Node, Code] = {Index(self.column_axis): leaf(self.column_axis, "int32", COLUMN)}
+        leaves: dict[Node, Code] = {
+            Index(self.column_axis): leaf(axis_name(self.column_axis), "int32", COLUMN)
+        }
         if self.row_axis is not None:
-            leaves[Index(self.row_axis)] = leaf(self.row_axis, "int32", ROW)
+            leaves[Index(self.row_axis)] = leaf(axis_name(self.row_axis), "int32", ROW)
         if walk:  # what a thread's only element has is known before the sum; its terms lie along "columns"
             leaves = {node: leaf(code.form, "int32", ROW) for node, code in leaves.items()}
-            leaves[Index(self.walk_axis)] = leaf(self.walk_axis, "int32", COLUMN)
+            leaves[Index(self.walk_axis)] = leaf(axis_name(self.walk_axis), "int32", COLUMN)
         return leaves
 
     # --------------------------------------------------------------------------------------------- the sum
@@ -200,7 +186,7 @@ class _Builder:
     def terms(self) -> tuple[Sequence[Statement], str, str, str | None]:
         """A term of one thread's sum: statements, value, operand, condition."""
         if self.kernel.tiling != "element":
-            return (), "", "", "" if self.exists is not TRUE else None
+            return (), "", "", "" if self.zeros or self.exists is not TRUE else None
         lower = self.scope.lowering(self.positions(walk=True))
         codes = [lower(self.value), lower(self.operand)]
         if self.exists is not TRUE:
@@ -208,6 +194,10 @@ class _Builder:
         split = self.scope.split([(code, RESULT) for code in codes])
         value, operand, *condition = (split.text(code, 8) for code in codes)
         statements = [*split.at(ROW), *split.at(COLUMN), *split.at(RESULT)]
+        if self.zeros:
+            weight = Variable("float", "weight")
+            statements.append(Statement("local", weight, weight.name, split.text(codes[0])))
+            value, condition = weight.name, [f"{weight.name} != 0.0f"]
         return statements, value, operand, condition[0] if condition else None
 
     def tiles(self) -> tuple[OperandText, ...]:
@@ -219,9 +209,9 @@ class _Builder:
 
     def tile(self, record: str, rows: Axis | None, columns: Axis) -> OperandText:
         scope = self.scope
-        leaves: dict[Node, Code] = {Index(columns): scope.codes.leaf(columns, "int32", ELEMENT)}
+        leaves: dict[Node, Code] = {Index(columns): scope.codes.leaf(axis_name(columns), "int32", ELEMENT)}
         if rows is not None:
-            leaves[Index(rows)] = scope.codes.leaf(rows, "int32", ELEMENT)
+            leaves[Index(rows)] = scope.codes.leaf(axis_name(rows), "int32", ELEMENT)
         lower = scope.lowering(leaves)
         node = self.value if record == "own" else self.operand
         codes = [lower(node)]
@@ -229,23 +219,26 @@ class _Builder:
             codes.append(lower(self.exists))
         split = scope.split([(code, ELEMENT) for code in codes])
         value = self.marked(split, codes)
+        if self.zeros and record == "own":
+            value = f"unless_zero({value})"
         inputs = {part for part in ir.walk([node]) if isinstance(part, Input) and part.kind == "float"}
         name = scope.parameters.tensor(inputs.pop()).name if len(inputs) == 1 else record
         if f"{name.upper()}_AT" in self.addresses:
             name = record
-        self.addresses[f"{name.upper()}_AT"] = next(t.address for t in self.kernel.shared if t.name == record)
+        address = f"{name.upper()}_AT"
+        self.addresses[address] = next(t.address for t in self.kernel.shared if t.name == record)
         used = {*node.axes, *(self.exists.axes if record == "own" else ())}
         return OperandText(
-            name=name,
+            name=f"{name}_tile",
             rows=block_name(rows) if rows is not None else "1",
             row_axis=rows,
-            row_name=rows if rows is not None and rows in used else "",
+            row_name=axis_name(rows) if rows is not None and rows in used else "",
             first=self.start(rows) if rows is not None else "0",
             column_axis=columns,
             length=scope.length(columns),
             width=block_name(columns),
             first_column=self.start(columns),
-            address=f"{name.upper()}_AT",
+            address=address,
             by_rows=rows is not None and _nearest(node, rows, columns) == rows,
             statements=split.at(ELEMENT),
             value=value,
@@ -257,7 +250,7 @@ class _Builder:
 
     def start(self, axis: Axis) -> str:
         """The first position of a tile along ``axis``."""
-        return f"{axis}_start" if axis == self.walk_axis else f"block.{axis}_start"
+        return f"{axis}_start"
 
     # --------------------------------------------------------------------------------------------- results
 

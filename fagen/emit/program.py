@@ -6,22 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fagen.emit.code import declarations
 from fagen.emit.forward import forward_loop
+from fagen.emit.paper import head
 from fagen.emit.params import Field, Parameters
 from fagen.emit.prepare import preparations
 from fagen.emit.product import product
 from fagen.emit.render import laid_out, render
-from fagen.emit.scope import Routines, Scope
+from fagen.emit.rowwise import rowwise
+from fagen.emit.scope import Routines, Scope, axis_name
 from fagen.ir.graph import Axis
 from fagen.plan.plan import Plan
 from fagen.version import VERSION
 
-_SCHEDULES: Mapping[str, Callable[[Scope], Any]] = {
-    "forward_loop": forward_loop,
-    "product": product,
-    "rowwise": forward_loop,
+_SCHEDULES: Mapping[str, tuple[Callable[[Scope], Any], bool]] = {
+    "forward_loop": (forward_loop, False),
+    "product": (product, True),
+    "rowwise": (rowwise, True),
 }
-"""For each template of `schedule/`, what it reads of a kernel."""
+"""For each template of `schedule/`, what it reads of a kernel, and whether all of that is one function."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,27 @@ class Emitted:
 def emit(plan: Plan) -> Emitted:
     """The CUDA of a plan. The same plan gives the same text in every process."""
     parameters = Parameters(plan)
-    kernels = [_SCHEDULES[kernel.schedule](Scope(plan, kernel, parameters)) for kernel in plan.kernels]
+    kernels = []
+    for kernel in plan.kernels:
+        steps, flat = _SCHEDULES[kernel.schedule]
+        kernels.append(steps(Scope(plan, kernel, parameters, flat)))
     first = preparations(plan, parameters)
     routines = Routines()
     body = render(
-        "kernels.j2", plan=plan, first=first, kernels=kernels, define=routines.define, call=routines.call
+        "kernels.j2",
+        plan=plan,
+        first=first,
+        kernels=kernels,
+        axis_name=axis_name,
+        declarations=declarations,
+        define=routines.define,
+        call=routines.call,
     )
     fields = parameters.fields(body)
     text = render(
         "program.j2",
         plan=plan,
-        version=VERSION,
+        head=head(plan, [kernel.scope for kernel in kernels], VERSION),
         members=parameters.members(fields),
         lengths=parameters.lengths(body),
         constants=parameters.constants(body),

@@ -102,7 +102,25 @@ def laid_out(text: str) -> str:
         lines += _folded(line, 0 if line.startswith("#") else 2 * level)
     while lines and not lines[-1]:
         lines.pop()
-    return "\n".join(lines) + "\n"
+    return "\n".join(_aligned(lines)) + "\n"
+
+
+_TRAILING = re.compile(r"(?P<code>.*\S)  (?P<comment>// .*)")
+
+
+def _aligned(lines: list[str]) -> list[str]:
+    """``lines`` with the comments at the ends of neighbours in one column, where there is room."""
+    result = list(lines)
+    start = 0
+    for end in range(len(lines) + 1):
+        if end < len(lines) and _TRAILING.fullmatch(lines[end]):
+            continue
+        matches = [match for line in lines[start:end] if (match := _TRAILING.fullmatch(line))]
+        column = max((len(match["code"]) for match in matches), default=0) + 2
+        if all(column + len(match["comment"]) <= WIDTH for match in matches):
+            result[start:end] = [f"{match['code']:{column}}{match['comment']}" for match in matches]
+        start = end + 1
+    return result
 
 
 def _folded(line: str, indent: int) -> list[str]:

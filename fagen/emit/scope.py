@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from fagen.derive.extent import Extent
 from fagen.emit.cexpr import HEAD, Expressions, Lowering
@@ -19,6 +20,28 @@ from fagen.plan.plan import KernelPlan, Plan
 def block_name(axis: Axis) -> str:
     """The constant that says how many positions of ``axis`` a tile has."""
     return f"BLOCK_{axis.upper()}"
+
+
+# fmt: off
+_RESERVED = frozenset(
+    (
+        "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const", "constexpr",
+        "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "extern", "false",
+        "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new",
+        "operator", "private", "protected", "public", "register", "return", "short", "signed", "sizeof",
+        "static", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typename",
+        "union", "unsigned", "using", "virtual", "void", "volatile", "while", "and", "or", "not", "xor",
+        "p", "r", "c", "f", "e", "i", "s", "v", "full", "block", "row", "rows", "row0", "lane",
+        "column", "columns", "rest", "tiles", "begin", "end", "start", "four", "weight", "weights",
+        "operand", "own", "walk", "sums", "any", "all", "some", "whole", "holds",
+    )
+)
+# fmt: on
+
+
+def axis_name(axis: Axis) -> str:
+    """What a position along ``axis`` is called in the text, where some names are taken."""
+    return f"{axis}_" if axis in _RESERVED else axis
 
 
 class Surroundings:
@@ -43,20 +66,21 @@ class Surroundings:
         self.splitter = Splitter(flat)
         self.block: list[Statement] = []
         """What is computed once a block."""
-        prefix = "" if flat else "block."
+        self.prefix = "" if flat else "block."
         self.grid: dict[Node, Code] = {
-            Index(axis): self.codes.leaf(f"{prefix}{axis}", "int32") for axis in grid_axes
+            Index(axis): self.codes.leaf(f"{self.prefix}{axis_name(axis)}", "int32") for axis in grid_axes
         }
         if {"hk", "g"} <= set(grid_axes):
-            self.grid[HEAD] = self.codes.leaf(f"{prefix}h", "int32")
+            self.grid[HEAD] = self.codes.leaf(f"{self.prefix}h", "int32")
 
     def lowering(
         self,
         leaves: Mapping[Node, Code],
         nonpositive: Callable[[Node], bool] = lambda exponent: False,
+        **others: Any,
     ) -> Lowering:
         """Expressions at a point where ``leaves`` are known beside the positions along the grid."""
-        return Lowering(self.expressions, {**self.grid, **leaves}, nonpositive)
+        return Lowering(self.expressions, {**self.grid, **leaves}, nonpositive, **others)
 
     def split(self, roots: Iterable[tuple[Code, Place]]) -> Split:
         """Statements for ``roots``; those of the block are kept for its start."""
@@ -79,7 +103,7 @@ class Surroundings:
     def says_head(self, text: str) -> bool:
         """Whether ``text``, or what is computed once a block, reads the query head as one number."""
         texts = (text, *(statement.text for statement in self.block))
-        return any(re.search(r"\bblock\.h\b", each) for each in texts)
+        return any(re.search(rf"\b{self.prefix}h\b", each) for each in texts)
 
     # ----------------------------------------------------------------------------------------------- comments
 
@@ -104,11 +128,11 @@ class Surroundings:
 class Scope(Surroundings):
     """The surroundings of one kernel of a plan."""
 
-    def __init__(self, plan: Plan, kernel: KernelPlan, parameters: Parameters) -> None:
+    def __init__(self, plan: Plan, kernel: KernelPlan, parameters: Parameters, flat: bool = False) -> None:
         limits: dict[Node, Extent] = {}
         for ranges in kernel.ranges:
             limits.update(ranges.limits if ranges is not None else {})
-        super().__init__(plan, parameters, kernel.grid_axes, limits)
+        super().__init__(plan, parameters, kernel.grid_axes, limits, flat)
         self.kernel = kernel
 
     def written(self, output: Output) -> Tensor:
@@ -144,4 +168,4 @@ class Routines:
 def said(members: Sequence[Variable], prefix: str, text: str) -> list[Variable]:
     """The fields of ``members`` that ``text`` reads or assigns behind ``prefix``."""
     said = set(re.findall(rf"\b{prefix}(?:s\[r\])?\.(\w+)", text))
-    return [member for member in members if member.name.partition("[")[0] in said]
+    return [member for member in members if re.split(r"\W", member.name)[0] in said]

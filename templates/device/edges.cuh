@@ -32,6 +32,10 @@ __device__ __forceinline__ float skipped() {
   return __uint_as_float(0xffdecadeu);
 }
 
+__device__ __forceinline__ float unless_zero(float x) {
+  return x == 0.0f ? skipped() : x;
+}
+
 __device__ __forceinline__ bool is_skipped(float weight) {
   return __float_as_uint(weight) == 0xffdecadeu;
 }

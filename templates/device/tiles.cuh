@@ -10,13 +10,24 @@
 //       columns past `columns` become 0. Neighbouring threads ask for neighbouring columns. With a further argument
 //       `from` the tile's first column is column `from`.
 //   fill_tile_by_rows<THREADS>(...)   the same; neighbouring threads ask for neighbouring rows
+//   UNROLL for (...)                  a loop whose every step is written out, so that its arrays are registers
+//   take(rest, n)                     rest % n, and rest becomes rest / n
 //   next_tile<BLOCK>(begin, end, from)
 //       the first multiple of BLOCK from `from` on where a tile meets one of the ranges begin[i] .. end[i] - 1;
 //       the largest int32 if there is none
 //   partition_point(length, below)    how many of 0 .. length - 1 come before the first at which below(i) is false
 #pragma once
 
+#include <math.cuh>
 #include <shared.cuh>
+
+#define UNROLL _Pragma("unroll")
+
+__device__ __forceinline__ int take(int& rest, int n) {
+  const int place = rest % n;
+  rest /= n;
+  return place;
+}
 
 template <int ROWS_, int WIDTH_>
 struct Tile {
@@ -38,22 +49,20 @@ struct Tile {
 template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class Element>
 __device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
                                           Element element, int from = 0) {
-  constexpr int BATCH = 8;  // elements of a thread on their way at once
-  const int last = length - first - 1;
-  for (int start = threadIdx.x; start < ROWS * WIDTH; start += THREADS * BATCH) {
+  constexpr int COUNT = ROWS * WIDTH, BATCH = 8;  // BATCH elements of a thread are on their way at once
+  const int last_row = length - first - 1, last_column = columns - from - 1;
+  for (int start = threadIdx.x; start < COUNT; start += THREADS * BATCH) {
     float values[BATCH];
-#pragma unroll
-    for (int i = 0; i < BATCH; ++i) {
-      const int at = start + i * THREADS;
-      const int row = BY_ROWS ? at % ROWS : at / WIDTH, column = from + (BY_ROWS ? at / ROWS : at % WIDTH);
-      values[i] =
-          at < ROWS * WIDTH && column < columns ? element(first + (row < last ? row : last), column) : 0.0f;
+    UNROLL for (int i = 0; i < BATCH; ++i) {
+      const int at = minimum(start + i * THREADS, COUNT - 1);
+      const int row = BY_ROWS ? at % ROWS : at / WIDTH, column = BY_ROWS ? at / ROWS : at % WIDTH;
+      const float value = element(first + minimum(row, last_row), from + minimum(column, last_column));
+      values[i] = column <= last_column ? value : 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < BATCH; ++i) {
+    UNROLL for (int i = 0; i < BATCH; ++i) {
       const int at = start + i * THREADS;
       const int row = BY_ROWS ? at % ROWS : at / WIDTH, column = BY_ROWS ? at / ROWS : at % WIDTH;
-      if (at < ROWS * WIDTH) tile(row, column) = values[i];
+      if (at < COUNT) tile(row, column) = values[i];
     }
   }
 }

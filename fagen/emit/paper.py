@@ -1,0 +1,98 @@
+"""The head of an emitted file: where it comes from, its symbols, and its computation as pseudocode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fagen.derive.walk import State, Walk
+from fagen.emit.scope import Scope, block_name
+from fagen.ir.graph import TRUE, Axis, Input, Map, Output, Symbol
+from fagen.ir.show import LENGTHS, join_heads, with_axes
+from fagen.plan.plan import Plan
+
+_AXES = {
+    "b": "batch",
+    "h": "query head",
+    "hk": "key head (of group query heads)",
+    "q": "query",
+    "kv": "key",
+    "d": "feature",
+    "dv": "feature of a value",
+}
+"""What a position along an axis is."""
+
+_COLUMN = 60
+"""Where the shapes of pseudocode stand."""
+
+
+def head(plan: Plan, scopes: Iterable[Scope], version: str) -> list[str]:
+    """The lines of the comment at the head of a file."""
+    problem = plan.problem
+    sizes = ", ".join(f"{LENGTHS.get(axis, axis)} {size}" for axis, size in problem.sizes)
+    stored = " ".join(dict.fromkeys(problem.inputs))
+    made = f"forward, family {plan.family}, {', '.join(part for part in (sizes, stored) if part)}"
+    lines = [f"{problem.graph.name}: {made}", f"emitted by fagen {version}", ""]
+    lines.append(", ".join(f"{axis} {_AXES[axis]}" for axis in _AXES if axis in _axes(plan)))
+    for scope in scopes:
+        lines += ["", *pseudocode(scope)]
+    return lines
+
+
+def _axes(plan: Plan) -> set[Axis]:
+    """The axes of all tensors in memory."""
+    arguments = plan.problem.graph.arguments
+    return {axis for each in arguments if isinstance(each, Input) for axis in each.layout}
+
+
+def pseudocode(scope: Scope) -> list[str]:
+    """A kernel's loops, and what is computed in them."""
+    kernel, stage = scope.kernel, scope.kernel.stage
+    grid = join_heads(kernel.grid_axes)
+    tile = [f"{block_name(kernel.tile_axis)} rows {kernel.tile_axis}"] if kernel.tile_axis is not None else []
+    places = [*grid, *tile]
+    lines = [f"for each {_listed(places)} (a block):" if places else "one block:"]
+    for walk in stage.walks:
+        lines += _walk(scope, walk)
+    lines += [f"  {_output(scope, output)}" for output in stage.outputs]
+    return lines
+
+
+def _walk(scope: Scope, walk: Walk) -> list[str]:
+    axis = scope.kernel.stage.walk
+    assert axis is not None
+    condition = "" if walk.guard is TRUE else f" with some  {scope.shown(walk.guard)}"
+    lines = [f"  for each {block_name(axis)} columns {axis}{condition}:"]
+    for product in walk.products:
+        terms = " + ".join(f"sum_{t.over} {scope.shown(t.own)} {scope.shown(t.walk)}" for t in product.terms)
+        lines.append(_shaped(scope, f"    {product.symbol.name} = {terms}", product.symbol))
+    for state in walk.states:
+        lines.append(_shaped(scope, f"    {equation(scope, state)}", state.symbol))
+    return lines + [f"    {_output(scope, output)}" for output in walk.stores]
+
+
+def equation(scope: Scope, state: State) -> str:
+    """How a state is updated by a tile."""
+    name, over = state.symbol.name, scope.kernel.stage.walk
+    term = scope.shown(state.value)
+    if state.operand is not None:
+        alone = isinstance(state.value, Map) and state.value.op == "add"
+        term = f"{f'({term})' if alone else term} * {scope.shown(state.operand)}"
+    if state.op == "max":
+        return f"{name} = max({name}, max_{over} {term})"
+    scaled = name if state.rescale is None else f"{name} * {scope.shown(state.rescale)}"
+    return f"{name} = {scaled} + sum_{over} {term}"
+
+
+def _output(scope: Scope, output: Output) -> str:
+    return f"{scope.written(output).name} = {scope.shown(output.node)}"
+
+
+def _shaped(scope: Scope, text: str, symbol: Symbol) -> str:
+    """``text`` with the axes of ``symbol`` within a block behind it."""
+    axes = [axis for axis in symbol.axes if axis not in scope.kernel.grid_axes]
+    shape = with_axes("", axes)
+    return f"{text:{_COLUMN}}  {shape}" if len(text) <= _COLUMN else text
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
