@@ -17,6 +17,7 @@ from fagen.emit.code import AND, BLOCK, COLUMN, ELEMENT, ROW, Code, Place, State
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name, said
+from fagen.emit.tiles import nearest, plain_read
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
     KEY_AXIS,
@@ -60,8 +61,10 @@ class TileText:
     """Only ``width`` columns are there at a time."""
     own: bool
     """It holds rows of the block, not of the walk."""
-    by_rows: bool = False
+    by_rows: bool
     """Whether neighbours along the rows lie side by side in memory."""
+    plain: str
+    """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
 
 
 @dataclass(frozen=True)
@@ -474,7 +477,9 @@ class _Builder:
         code = scope.lowering(leaves)(node)
         split = scope.split([(code, ELEMENT)])
         inputs = [part for part in ir.walk([node]) if isinstance(part, Input) and part.kind == "float"]
-        name = scope.parameters.tensor(inputs[0]).name if len(inputs) == 1 else record
+        tensors = [scope.parameters.tensor(part) for part in inputs]
+        name = tensors[0].name if len(tensors) == 1 else record
+        storage = tensors[0].storage if len(tensors) == 1 else ""
         rows = block_name(row_axis) if row_axis is not None else "1"
         width = shared.pitch - PAD
         length = scope.length(columns)
@@ -493,6 +498,8 @@ class _Builder:
             value=split.text(code),
             chunked=chunked,
             own=side == "own",
+            by_rows=row_axis is not None and nearest(node, row_axis, columns) == row_axis,
+            plain=plain_read(node, code, split, storage, row_axis, columns),
         )
         self.tiles[key] = made
         return made

@@ -13,8 +13,9 @@ from fagen.emit.code import ELEMENT, Code, Split, Statement, Variable
 from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
 from fagen.emit.forward import StoreText, term_of
 from fagen.emit.scope import Scope, axis_name, block_name
+from fagen.emit.tiles import nearest, plain_read
 from fagen.ir import graph as ir
-from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Load, Map, Node
+from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Map, Node
 from fagen.plan.cost import stage_roots
 
 
@@ -41,6 +42,8 @@ class OperandText:
     """Whether neighbours along the rows lie side by side in memory."""
     statements: Sequence[Statement]
     value: str
+    plain: str
+    """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class _Builder:
         does not hold."""
         if self.zeros:
             self.value, self.exists = ir.where(self.exists, self.value, ZERO), TRUE
+        self.condition = self.zeros or self.exists is not TRUE
         self.addresses: dict[str, int] = {}
 
     def build(self) -> Product:
@@ -186,7 +190,7 @@ class _Builder:
     def terms(self) -> tuple[Sequence[Statement], str, str, str | None]:
         """A term of one thread's sum: statements, value, operand, condition."""
         if self.kernel.tiling != "element":
-            return (), "", "", "" if self.zeros or self.exists is not TRUE else None
+            return (), "", "", "" if self.condition else None
         lower = self.scope.lowering(self.positions(walk=True))
         codes = [lower(self.value), lower(self.operand)]
         if self.exists is not TRUE:
@@ -222,7 +226,11 @@ class _Builder:
         if self.zeros and record == "own":
             value = f"unless_zero({value})"
         inputs = {part for part in ir.walk([node]) if isinstance(part, Input) and part.kind == "float"}
-        name = scope.parameters.tensor(inputs.pop()).name if len(inputs) == 1 else record
+        tensors = [scope.parameters.tensor(part) for part in inputs]
+        name = tensors[0].name if len(tensors) == 1 else record
+        plain = ""
+        if len(tensors) == 1 and not (record == "own" and self.condition):
+            plain = plain_read(node, codes[0], split, tensors[0].storage, rows, columns)
         if f"{name.upper()}_AT" in self.addresses:
             name = record
         address = f"{name.upper()}_AT"
@@ -239,9 +247,10 @@ class _Builder:
             width=block_name(columns),
             first_column=self.start(columns),
             address=address,
-            by_rows=rows is not None and _nearest(node, rows, columns) == rows,
+            by_rows=rows is not None and nearest(node, rows, columns) == rows,
             statements=split.at(ELEMENT),
             value=value,
+            plain=plain,
         )
 
     def marked(self, split: Split, codes: Sequence[Code]) -> str:
@@ -296,15 +305,3 @@ class _Builder:
             at = ", ".join(f"{name} = {address}" for name, address in self.addresses.items())
             found.append(("uint32", at, "where tiles lie in shared memory, in bytes"))
         return found
-
-
-def _nearest(node: Node, *axes: Axis) -> Axis | None:
-    """Of ``axes`` that whose neighbours lie side by side in what ``node`` reads, as its layout says."""
-    for part in ir.walk([node]):
-        layout: Sequence[Axis] = part.layout if isinstance(part, Input) else ()
-        if isinstance(part, Load):
-            layout = tuple(axis for index in part.indices for axis in index.axes)
-        found = [axis for axis in layout if axis in axes]
-        if found:
-            return found[-1]
-    return None

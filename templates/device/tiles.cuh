@@ -5,11 +5,15 @@
 //                                     of each, meet different banks
 //   tile(row, column)                 an element, to read or to assign
 //   tile.load<N>(row, column)         elements column .. column + N - 1 of a row, one access
+//   tile.store(row, column, values)   the same, written
 //   fill_tile<THREADS>(tile, first, length, columns, element)
 //       by the whole block: row i, column j becomes element(first + i, j). Past `length` the last row is repeated;
 //       columns past `columns` become 0. Neighbouring threads ask for neighbouring columns. With a further argument
 //       `from` the tile's first column is column `from`.
-//   fill_tile_by_rows<THREADS>(...)   the same; neighbouring threads ask for neighbouring rows
+//   copy_tile<THREADS>(tile, first, length, columns, data, row_step, column_step)
+//       the same for data[row * row_step + column * column_step]: in vectors of 16 bytes where the columns lie side by
+//       side and all is aligned
+//   fill_tile_by_rows copy_tile_by_rows   the same; neighbouring threads ask for neighbouring rows
 //   UNROLL for (...)                  a loop whose every step is written out, so that its arrays are registers
 //   take(rest, n)                     rest % n, and rest becomes rest / n
 //   next_tile<BLOCK>(begin, end, from)
@@ -20,6 +24,7 @@
 
 #include <math.cuh>
 #include <shared.cuh>
+#include <types.cuh>
 
 #define UNROLL _Pragma("unroll")
 
@@ -44,12 +49,22 @@ struct Tile {
   __device__ __forceinline__ Vec<float, N> load(int row, int column) const {
     return load_vector<N>(memory, row * PITCH + column);
   }
+
+  template <int N>
+  __device__ __forceinline__ void store(int row, int column, const Vec<float, N>& values) const {
+    store_vector(memory, row * PITCH + column, values);
+  }
 };
+
+// How many of `count` accesses a thread has on their way at once.
+constexpr int batch_of(int count, int threads, int most) {
+  return count <= threads ? 1 : count >= most * threads ? most : (count + threads - 1) / threads;
+}
 
 template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class Element>
 __device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
                                           Element element, int from = 0) {
-  constexpr int COUNT = ROWS * WIDTH, BATCH = 8;  // BATCH elements of a thread are on their way at once
+  constexpr int COUNT = ROWS * WIDTH, BATCH = batch_of(COUNT, THREADS, 8);
   const int last_row = length - first - 1, last_column = columns - from - 1;
   for (int start = threadIdx.x; start < COUNT; start += THREADS * BATCH) {
     float values[BATCH];
@@ -67,10 +82,57 @@ __device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int fir
   }
 }
 
+template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class T>
+__device__ __forceinline__ void copy_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
+                                          const T* data, int64 row_step, int64 column_step, int from = 0) {
+  constexpr int N = 16 / sizeof(T), NEAR = BY_ROWS ? ROWS : WIDTH, FAR = BY_ROWS ? WIDTH : ROWS;
+  const int near_first = BY_ROWS ? first : from, far_first = BY_ROWS ? from : first;
+  const int near_end = BY_ROWS ? length : columns, far_end = BY_ROWS ? columns : length;
+  const int64 near_step = BY_ROWS ? row_step : column_step, far_step = BY_ROWS ? column_step : row_step;
+  const bool aligned = reinterpret_cast<uint64>(data) % 16 == 0 && far_step % N == 0;
+  if (NEAR % N != 0 || near_step != 1 || !aligned || near_first % N != 0 || near_end % N != 0) {
+    const auto element = [&](int row, int column) {
+      return to_float(data[row * row_step + column * column_step]);
+    };
+    return fill_tile<THREADS, BY_ROWS>(tile, first, length, columns, element, from);
+  }
+  constexpr int COUNT = NEAR / N * FAR, BATCH = batch_of(COUNT, THREADS, 4);
+  const int near_last = near_end - near_first - N, far_last = far_end - far_first - 1;
+  data += near_first + far_first * far_step;
+  for (int start = threadIdx.x; start < COUNT; start += THREADS * BATCH) {
+    Vec<T, N> values[BATCH];
+    UNROLL for (int i = 0; i < BATCH; ++i) {
+      const int at = minimum(start + i * THREADS, COUNT - 1);
+      const int near = at % (NEAR / N) * N, far = at / (NEAR / N);
+      values[i] = load_vector<N>(data + minimum(near, near_last) + minimum(far, far_last) * far_step);
+      if (BY_ROWS ? far > far_last : near > near_last) values[i] = {};
+    }
+    UNROLL for (int i = 0; i < BATCH; ++i) {
+      const int at = start + i * THREADS;
+      const int near = at % (NEAR / N) * N, far = at / (NEAR / N);
+      if (at < COUNT) {
+        UNROLL for (int e = 0; e < N; e += 4) {
+          Vec<float, 4> four;
+          UNROLL for (int j = 0; j < 4; ++j) four[j] = to_float(values[i][e + j]);
+          if (!BY_ROWS) tile.store(far, near + e, four);
+          UNROLL for (int j = 0; BY_ROWS && j < 4; ++j) tile(near + e + j, far) = four[j];
+        }
+      }
+    }
+  }
+}
+
 template <int THREADS, int ROWS, int WIDTH, class Element>
 __device__ __forceinline__ void fill_tile_by_rows(const Tile<ROWS, WIDTH>& tile, int first, int length,
                                                   int columns, Element element, int from = 0) {
   fill_tile<THREADS, true>(tile, first, length, columns, element, from);
+}
+
+template <int THREADS, int ROWS, int WIDTH, class T>
+__device__ __forceinline__ void copy_tile_by_rows(const Tile<ROWS, WIDTH>& tile, int first, int length,
+                                                  int columns, const T* data, int64 row_step,
+                                                  int64 column_step, int from = 0) {
+  copy_tile<THREADS, true>(tile, first, length, columns, data, row_step, column_step, from);
 }
 
 template <int BLOCK, int N>
