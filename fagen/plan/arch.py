@@ -26,7 +26,7 @@ class Arch:
     target: str
     """What the compiler is told: ``sm_80``."""
     families: tuple[str, ...]
-    """Kernel families it can run, the plainest first."""
+    """Kernel families it can run, the one that is tried first last."""
     copy: Copy
     multiprocessors: int
     clock_hz: float
@@ -44,6 +44,8 @@ class Arch:
     fp32_fma_per_cycle: int
     tensor16_fma_per_cycle: int
     """Products of 16-bit operands, accumulated in fp32."""
+    mma_fma_per_cycle: int
+    """The part of them that ``mma.sync``, the instruction of one warp, reaches."""
     shared_bytes_per_cycle: int = 128
     exp_per_cycle: int = 16
     """exp2, log2, rcp, rsqrt, sin, cos, tanh: one unit serves all."""
@@ -55,7 +57,7 @@ class Arch:
 _AMPERE = Arch(
     name="A100",
     target="sm_80",
-    families=("simt",),
+    families=("sm80", "simt"),
     copy="cp.async",
     multiprocessors=108,
     clock_hz=1.41e9,
@@ -70,6 +72,7 @@ _AMPERE = Arch(
     l2_bytes_per_second=4.8e12,
     fp32_fma_per_cycle=64,
     tensor16_fma_per_cycle=1_024,
+    mma_fma_per_cycle=1_024,
 )
 _HOPPER = replace(
     _AMPERE,
@@ -90,6 +93,7 @@ _GENERIC = replace(
     _AMPERE,
     name="generic",
     target="sm_75",
+    families=("simt",),
     copy="load",
     multiprocessors=40,
     clock_hz=1.59e9,
@@ -102,6 +106,7 @@ _GENERIC = replace(
     l2_bytes=4_194_304,
     l2_bytes_per_second=1.2e12,
     tensor16_fma_per_cycle=512,
+    mma_fma_per_cycle=512,
 )
 _SMALL_AMPERE = replace(
     _AMPERE,
@@ -118,6 +123,7 @@ _SMALL_AMPERE = replace(
     l2_bytes_per_second=1.9e12,
     fp32_fma_per_cycle=128,
     tensor16_fma_per_cycle=256,
+    mma_fma_per_cycle=256,
 )
 _ADA = replace(
     _SMALL_AMPERE,
@@ -138,11 +144,13 @@ ROWS: tuple[Arch, ...] = (
     _ADA,
     _HOPPER,
     replace(_HOPPER, name="H200", memory_bytes_per_second=4.8e12),
-    replace(_GENERIC, name="emulator"),
+    replace(
+        _GENERIC, name="emulator", families=("sm80", "simt"), shared_block_bytes=101_376, shared_bytes=102_400
+    ),
 )
 """All rows; of those with one target the first stands for it."""
 
-_OLDEST = 75
+_OLDEST, _TENSOR_CORES = 75, 80
 _ALIASES = {"a10": "RTX 3090"}
 
 
@@ -151,8 +159,7 @@ def arch_for(name: str | tuple[int, int]) -> Arch:
 
     ``name`` is a row's name (``A100``; also within a device's full name, ``NVIDIA A100-SXM4-40GB``), a target
     (``sm_90a``, ``sm_90``) or a compute capability (``(8, 0)``, ``8.0``). A newer or a less common compute
-    capability gets the limits of the generic row, which every part from sm_75 on has. `PlanError` lists what
-    is known.
+    capability gets limits that every part from sm_75, or from sm_80 on has. `PlanError` lists what is known.
     """
     if isinstance(name, tuple):
         return _of_capability(name[0] * 10 + name[1], str(name))
@@ -179,7 +186,8 @@ def _of_capability(capability: int, asked: str) -> Arch:
             return row
     if capability < _OLDEST:
         raise _unknown(asked)
-    return replace(_GENERIC, name=f"sm_{capability}", target=f"sm_{capability}")
+    like = _SMALL_AMPERE if capability >= _TENSOR_CORES else _GENERIC
+    return replace(like, name=f"sm_{capability}", target=f"sm_{capability}")
 
 
 def _unknown(asked: str) -> PlanError:

@@ -33,6 +33,10 @@ PAD = 4
 """Elements added to a row of a tile: its vectors then start on different banks."""
 VECTOR = 4
 """fp32 elements of one access."""
+CHUNK = 8
+"""16-bit elements of one access."""
+FRAGMENT = 16
+"""Rows and columns of the block of operands that a warp loads at once."""
 
 MOST_TILES = 256
 
@@ -43,10 +47,14 @@ REDUCE_CYCLES = 60
 """A reduction over the threads of a row."""
 UNHIDDEN = 0.25
 """The part of a unit's cycles in a tile that the busiest unit does not hide."""
+SCHEDULERS = 4
+"""Of a multiprocessor; each hides what a warp waits for if it has another."""
 COPY_SLOTS = 4
 """Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
 FIXED_REGISTERS = 40
 """Addresses, counters and temporaries of a thread."""
+SAVED_REGISTERS = 12
+"""Of these, what a thread does without whose accumulators leave no more."""
 
 _SLOTS: Mapping[str, tuple[int, int]] = {
     "neg": (0, 0),
@@ -181,6 +189,16 @@ class Profile:
     """Once a block, after the last walk."""
     writes: tuple[Access, ...]
     slots: tuple[Slots, ...]
+    operand: Storage | None
+    """The one 16-bit type of all that products and weighted sums read; None if it is not one."""
+
+
+def _operand(stage: Stage, stored: Mapping[int, Storage]) -> Storage | None:
+    roots = [node for walk in stage.walks for p in walk.products for t in p.terms for node in (t.own, t.walk)]
+    roots += [s.operand for walk in stage.walks for s in walk.states if s.operand is not None and s.features]
+    floats = (node for node in ir.walk(roots) if isinstance(node, Input) and node.stored == "float")
+    kinds = {stored.get(node.position, "fp32") for node in floats}
+    return kinds.pop() if kinds in ({"fp16"}, {"bf16"}) else None
 
 
 def _accesses(
@@ -268,6 +286,7 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         reads=tuple(_accesses(ends, stored)),
         writes=writes(stage.outputs),
         slots=_slots(ends),
+        operand=_operand(stage, stored),
     )
 
 
@@ -297,77 +316,90 @@ class Tiles:
 
 
 def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
-    """What a block keeps in shared memory, all fp32, rows padded by `PAD`.
+    """What a block keeps in shared memory: fp32, with tiles ``fragments`` the operands' own type.
 
     ``forward_loop``
         ``own0, own1, ...``  [block_own][block_inner]: own operands of products; they stay for the whole walk
         ``walk0, ...``       [block_walk][block_inner]: walk operands of this walk's products
         ``operand0, ...``    [block_walk][features]: operands of weighted states
         ``weights``          [block_own][block_walk]: a state's value, from the threads that made it to those
-                             that use it
+                             that use it; with tiles ``fragments`` they are the same threads
     ``product``
         ``own``              [block_own][block_walk]: the value
         ``operand``          [block_feature][block_walk], with tiles ``shared`` [block_walk][block_feature]
 
     Tiles of different walks overlap, but for the own operands. Equal operands share a tile.
     """
-    return tuple(SharedTile(name, "fp32", *place) for name, *place in _layout(profile, tiles))
-
-
-def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, int, int, int]]:
-    """(name, rows, pitch, address) of each tile."""
-    if profile.schedule == "product":
-        if tiles.tiling == "element":
-            return []
-        operand = tiles.block_feature, tiles.block_walk + PAD
-        if tiles.tiling == "shared":
-            operand = tiles.block_walk, tiles.block_feature + PAD
-        return _place([("own", tiles.block_own, tiles.block_walk + PAD), ("operand", *operand)])
-    if profile.schedule == "rowwise":
-        return []
+    place = _Placed(tiles, profile.operand)
+    if profile.schedule == "product" and tiles.tiling != "element":
+        operand = tiles.block_feature, tiles.block_walk
+        place.add([("own", tiles.block_own, tiles.block_walk)])
+        place.add([("operand", *(operand[::-1] if tiles.tiling == "shared" else operand))], place.end)
+    if profile.schedule != "forward_loop":
+        return tuple(place.placed)
     own_tiles = profile.passes[-1].own_tiles
-    placed = _place(
-        [(f"own{i}", tiles.block_own, _inner_width(inner, tiles) + PAD) for i, inner in enumerate(own_tiles)]
-    )
-    base = sum(4 * rows * pitch for _, rows, pitch, _ in placed)
+    place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
+    base = place.end
     for number, step in enumerate(profile.passes):
         at = f"{number}_" if len(profile.passes) > 1 else ""
         parts = [
-            (f"walk{at}{i}", tiles.block_walk, _inner_width(inner, tiles) + PAD)
+            (f"walk{at}{i}", tiles.block_walk, _inner_width(inner, tiles))
             for i, inner in enumerate(step.walk_tiles)
         ]
         parts += [
-            (f"operand{at}{i}", tiles.block_walk, feature_width(features, tiles) + PAD)
+            (f"operand{at}{i}", tiles.block_walk, feature_width(features, tiles))
             for i, features in enumerate(step.operands)
         ]
-        if step.weighted:
-            parts.append((f"weights{at[:-1]}", tiles.block_own, tiles.block_walk + PAD))
-        placed += _place(parts, base)
-    return placed
+        if step.weighted and tiles.tiling != "fragments":
+            parts.append((f"weights{at[:-1]}", tiles.block_own, tiles.block_walk))
+        place.add(parts, base)
+    return tuple(place.placed)
+
+
+class _Placed:
+    """Tiles laid out one after another."""
+
+    def __init__(self, tiles: Tiles, operand: Storage | None) -> None:
+        self.fragments = tiles.tiling == "fragments"
+        self.storage: Storage = operand if self.fragments and operand is not None else "fp32"
+        self.placed: list[SharedTile] = []
+        self.end = 0
+
+    def add(self, parts: Iterable[tuple[str, int, int]], address: int = 0) -> None:
+        """Place (name, rows, width) from ``address`` on."""
+        for name, rows, width in parts:
+            pitch = fragment_pitch(width) if self.fragments else width + PAD
+            tile = SharedTile(name, self.storage, rows, width, pitch, address)
+            self.placed.append(tile)
+            address += round_up(tile.bytes, 16)
+        self.end = address
+
+
+def fragment_pitch(width: int) -> int:
+    """Elements from a row to the next where tensor cores read it, as templates/device/layout.cuh has it."""
+    chunks = width // CHUNK
+    whole_lines = chunks >= 8 and chunks & (chunks - 1) == 0
+    return width if whole_lines else CHUNK * (chunks | 1)
 
 
 def _inner_width(inner: int, tiles: Tiles) -> int:
+    if tiles.tiling == "fragments":
+        return round_up(inner, FRAGMENT)
     return min(tiles.block_inner, round_up(inner, VECTOR))
 
 
 def feature_width(features: int, tiles: Tiles) -> int:
     """Features a block computes: each of the ``columns`` threads of a row has equally many, in whole vectors
     if any fit."""
+    if tiles.tiling == "fragments":
+        return round_up(features, FRAGMENT)
     share = ceil_div(features, tiles.columns)
     return tiles.columns * (round_up(share, VECTOR) if share >= VECTOR else share)
 
 
-def _place(parts: Iterable[tuple[str, int, int]], address: int = 0) -> list[tuple[str, int, int, int]]:
-    placed = []
-    for name, rows, pitch in parts:
-        placed.append((name, rows, pitch, address))
-        address += round_up(4 * rows * pitch, 16)
-    return placed
-
-
 def shared_bytes(profile: Profile, tiles: Tiles) -> int:
     """Shared memory of a block."""
-    return max((address + 4 * rows * pitch for _, rows, pitch, address in _layout(profile, tiles)), default=0)
+    return max((tile.address + tile.bytes for tile in shared_tiles(profile, tiles)), default=0)
 
 
 def registers(profile: Profile, tiles: Tiles) -> int:
@@ -384,6 +416,8 @@ def registers(profile: Profile, tiles: Tiles) -> int:
         accumulators = own * sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
         scores = own * walk * max(step.products, 1)
         fragments = (own + walk) * VECTOR
+        if tiles.tiling == "fragments":
+            fragments = 2 * own + CHUNK - SAVED_REGISTERS
         most = max(most, accumulators + scores + fragments + own * (step.scalars + 2))
     return FIXED_REGISTERS + most
 
@@ -506,6 +540,8 @@ class Model:
         warps = ceil_div(tiles.threads, arch.warp)
         fma = issue = vectors = shared = 0.0
         waits = LATENCY_CYCLES
+        if tiles.tiling == "fragments" and step is not None:
+            return self._fragments(number, tiles, resident)
         if profile.schedule == "forward_loop" and step is not None:
             area = tiles.block_own * tiles.block_walk
             for inner in step.terms:
@@ -541,20 +577,61 @@ class Model:
                 issue += COPY_SLOTS * tiles.block_walk * (tiles.block_own + tiles.block_feature)
         elif step is not None:
             issue += step.scalars * tiles.rows * tiles.block_walk
-        special = 0.0
+        pointwise, special = self._pointwise(number, tiles)
+        issue += pointwise
+        issue += fma + vectors * tiles.threads
+        busy = (
+            fma / arch.fp32_fma_per_cycle,
+            issue / (SCHEDULERS * arch.warp),
+            special / arch.exp_per_cycle,
+            shared,
+        )
+        together = max(busy) + UNHIDDEN * (sum(busy) - max(busy))
+        return TileCost(*busy, max(together, (together + waits) / resident))
+
+    def _pointwise(self, number: int, tiles: Tiles) -> tuple[float, float]:
+        """Instructions of all threads for a tile's elements: on the ordinary units, and on the exp unit."""
+        issue = special = 0.0
         for per_issue, per_special, has_own, has_feature, loading, length in self._slots[number]:
             times = tiles.block_walk * length * (tiles.block_feature if has_feature else 1)
             times *= tiles.block_own if has_own else 1 if loading else tiles.rows
             issue += per_issue * times
             special += per_special * times
-        issue += fma + vectors * tiles.threads
-        busy = (
-            fma / arch.fp32_fma_per_cycle,
-            issue / (4 * arch.warp),
-            special / arch.exp_per_cycle,
-            shared,
+        return issue, special
+
+    def _fragments(self, number: int, tiles: Tiles, resident: int) -> TileCost:
+        """The cost of a tile whose products are done on tensor cores.
+
+        A warp loads a fragment of the walk's operands once for all of its rows, and its own for all columns.
+        Copies run beside the tile, half of it ahead.
+        """
+        arch, step = self.arch, self.profile.passes[number]
+        warps = ceil_div(tiles.threads, arch.warp)
+        own, walk = tiles.block_own / warps / FRAGMENT, tiles.block_walk / FRAGMENT
+        inner = [round_up(length, FRAGMENT) / FRAGMENT for length in step.terms]
+        features = [feature_width(length, tiles) / FRAGMENT for length in step.weighted]
+        loads = warps * (sum(inner) * (own + walk) + walk * sum(features))
+        blocks = warps * own * walk * (sum(inner) + sum(features))
+        area = tiles.block_own * tiles.block_walk
+        pointwise, special = self._pointwise(number, tiles)
+        rescaled = (
+            tiles.block_own
+            * FRAGMENT
+            * sum(feature_width(length, tiles) / FRAGMENT for length in step.rescaled)
         )
-        together = max(busy) + UNHIDDEN * (sum(busy) - max(busy))
+        copies = tiles.block_walk * (sum(step.walk_tiles) + sum(step.operands)) / CHUNK
+        scalars = step.scalars * (area + tiles.block_own * tiles.columns * 2 * FRAGMENT)
+        issue = (2 * blocks + loads) * arch.warp + pointwise + rescaled + scalars + COPY_SLOTS * copies
+        issue += area * len(step.weighted) / 2
+        busy = (
+            blocks * FRAGMENT**3 / arch.mma_fma_per_cycle,
+            issue / (SCHEDULERS * arch.warp),
+            special / arch.exp_per_cycle,
+            loads * FRAGMENT**2 * 2 / arch.shared_bytes_per_cycle,
+        )
+        unhidden = UNHIDDEN * max(1.0, 2 * SCHEDULERS / (warps * resident))
+        together = max(busy) + unhidden * (sum(busy) - max(busy))
+        waits = max(LATENCY_CYCLES - together / 2, 0.0) + REDUCE_CYCLES * (step.scalars + 2)
         return TileCost(*busy, max(together, (together + waits) / resident))
 
     def resident(self, tiles: Tiles) -> int:

@@ -25,9 +25,9 @@ STORAGE_BYTES: Mapping[Storage, int] = {
     "uint8": 1,
 }
 
-Tiling: TypeAlias = Literal["registers", "shared", "element"]
+Tiling: TypeAlias = Literal["registers", "shared", "element", "fragments"]
 """How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an
-element."""
+element; 16-bit fragments that a warp multiplies on tensor cores."""
 
 Schedule: TypeAlias = Literal["forward_loop", "product", "rowwise"]
 """The template that says who does what when: `templates/schedule/NAME.cu.j2`."""
@@ -63,16 +63,17 @@ class Rejected:
 
 @dataclass(frozen=True)
 class SharedTile:
-    """A piece of a block's shared memory: ``rows`` x ``pitch`` elements from byte ``address``.
+    """A piece of a block's shared memory: ``rows`` x ``width`` elements from byte ``address``.
 
     Tiles of different walks, and of the steps of a walk that a barrier separates, may overlap. ``pitch`` is
-    at least the row's width: the rest keeps threads of a warp on different banks. `plan.cost.shared_tiles`
-    lays them out and says what each holds.
+    from a row to the next; what it has beyond the width keeps threads of a warp on different banks.
+    `plan.cost.shared_tiles` lays them out and says what each holds.
     """
 
     name: str
     storage: Storage
     rows: int
+    width: int
     pitch: int
     address: int
 
@@ -103,6 +104,9 @@ class KernelPlan:
 
     function: str
     stage: Stage
+    family: str
+    """Whose macros write it, `templates/arch/FAMILY.j2`: of a plan of sm80, stages without products are
+    simt."""
     schedule: Schedule
     tiling: Tiling
     grid_axes: tuple[Axis, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fagen.derive.intervals import RangePlan, ranges
 from fagen.derive.streaming import derive
@@ -42,31 +42,31 @@ def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int
     """Up to ``most`` plans, the best first: all right, each with the next tiles of every kernel that has
     another."""
     arch = arch_for(problem.arch)
-    family = _family(problem, arch)
+    families = _families(problem, arch)
     derivation = derive(problem.graph, problem.fusion)
     stages = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
     known = representative_lengths(problem, _axes(stages)) | dict(lengths or {})
-    chosen = [_choose(stage, problem, arch, known) for stage in stages]
+    chosen = [_choose(stage, problem, arch, known, families) for stage in stages]
     buffers = _buffers(stages, problem)
     found = []
-    for number in range(min(most, max(len(ranked) for _, _, ranked, _ in chosen))):
+    for number in range(min(most, max(len(choice.ranked) for choice in chosen))):
         kernels, rejected = [], list[Rejected]()
-        for index, (stage, (schedule, axis, ranked, misfits)) in enumerate(zip(stages, chosen, strict=True)):
-            own = ranked[min(number, len(ranked) - 1)]
-            function = "forward" if len(stages) == 1 else f"forward_{index}_{schedule}"
-            kernels.append(_kernel(function, stage, schedule, axis, own, problem))
+        for index, (stage, choice) in enumerate(zip(stages, chosen, strict=True)):
+            ranked, own = choice.ranked, choice.ranked[min(number, len(choice.ranked) - 1)]
+            function = "forward" if len(stages) == 1 else f"forward_{index}_{choice.schedule}"
+            kernels.append(_kernel(function, stage, choice, own, problem))
             prefix = "" if len(stages) == 1 else f"{function}: "
             rejected += [
                 Rejected(prefix + str(other.tiles), _slower(other, own))
                 for other in ranked[: RUNNERS_UP + 1]
                 if other is not own
             ]
-            rejected += [Rejected(prefix + r.candidate, r.reason) for r in misfits]
+            rejected += [Rejected(prefix + r.candidate, r.reason) for r in choice.misfits]
         prepared = prepare(kernels)
         found.append(
             Plan(
                 problem=problem,
-                family=family,
+                family=problem.family or max((k.family for k in kernels), key=families[::-1].index),
                 kernels=tuple(kernels),
                 buffers=(*buffers, *(each.buffer for each in prepared)),
                 prepared=prepared,
@@ -78,36 +78,53 @@ def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int
     return tuple(found)
 
 
-def _family(problem: Problem, arch: Arch) -> str:
+def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
+    """The families that may run a stage of the problem, in the order in which they are tried."""
     if problem.family is None:
-        return arch.families[-1]
+        return arch.families[::-1]
     if problem.family not in arch.families:
         raise PlanError(
             f"family {problem.family!r} does not run on {arch.name} ({arch.target})",
             works=f"family= takes {', '.join(arch.families)} there",
         )
-    return problem.family
+    return (problem.family,)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """How a stage may run: the tiles that fit, the fastest first, and those that don't."""
+
+    family: str
+    schedule: Schedule
+    axis: Axis | None
+    ranked: tuple[Ranked, ...]
+    misfits: tuple[Rejected, ...]
 
 
 def _choose(
-    stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int]
-) -> tuple[Schedule, Axis | None, tuple[Ranked, ...], tuple[Rejected, ...]]:
+    stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
+) -> _Choice:
+    """The first of ``families`` with tiles that fit; a stage without tile products is simt in all."""
     schedule = schedule_of(stage)
     require_sizes(stage, schedule, problem)
     axis = tile_axis_of(stage, schedule)
-    ranked, misfits = rank(profile(stage, schedule, axis, problem), problem, arch, lengths)
-    if not ranked:
-        raise refusal(stage, schedule, axis, problem, arch)
-    return schedule, axis, ranked, misfits
+    counts = profile(stage, schedule, axis, problem)
+    misfits: list[Rejected] = []
+    for family in families if schedule == "forward_loop" else ("simt",):
+        ranked, more = rank(counts, problem, arch, lengths, family)
+        misfits += more
+        if ranked:
+            return _Choice(family, schedule, axis, ranked, tuple(misfits))
+    raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
 
 
-def _kernel(
-    function: str, stage: Stage, schedule: Schedule, axis: Axis | None, own: Ranked, problem: Problem
-) -> KernelPlan:
-    counts, tiles = profile(stage, schedule, axis, problem), own.tiles
+def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: Problem) -> KernelPlan:
+    schedule, axis, tiles = choice.schedule, choice.axis, own.tiles
+    counts = profile(stage, schedule, axis, problem)
     return KernelPlan(
         function=function,
         stage=stage,
+        family=choice.family,
         schedule=schedule,
         tiling=tiles.tiling,
         grid_axes=counts.grid_axes,

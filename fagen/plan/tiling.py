@@ -12,6 +12,7 @@ from fagen.errors import PlanError
 from fagen.ir.graph import Axis, Graph
 from fagen.plan.arch import Arch
 from fagen.plan.cost import (
+    FRAGMENT,
     VECTOR,
     Cost,
     Lengths,
@@ -118,9 +119,11 @@ class Ranked:
     cost: Cost
 
 
-def candidates(counts: Profile, problem: Problem) -> Iterator[Tiles]:
+def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Iterator[Tiles]:
     """Every tiling that is tried, whether it fits or not."""
-    if counts.schedule == "rowwise":
+    if family == "sm80":
+        yield from _fragments(counts)
+    elif counts.schedule == "rowwise":
         for rows, share in pairs((8, 4) if counts.tile_axis else (1,), (4, 8)):
             yield Tiles("registers", rows, 32 * share, 0, 0, rows, 32)
     elif counts.schedule == "product":
@@ -157,8 +160,18 @@ def _loops(counts: Profile) -> Iterator[Tiles]:
                         yield Tiles("registers", block_own, block_walk, inner, 0, rows, columns)
 
 
+def _fragments(counts: Profile) -> Iterator[Tiles]:
+    """A warp has 16 rows, or 32, so that a fragment of the walk's operands serves two products."""
+    whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), FRAGMENT)
+    for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64)):
+        if warps * shares <= 8:
+            yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
+
+
 def misfit(counts: Profile, tiles: Tiles, arch: Arch) -> str | None:
     """Why a candidate can't run on ``arch``, with numbers; None if it can."""
+    if tiles.tiling == "fragments" and counts.operand is None:
+        return "multiplies no operands of one 16-bit type"
     needed = shared_bytes(counts, tiles)
     if needed > arch.shared_block_bytes:
         return f"needs {needed:,} bytes of shared memory, {arch.target} has {arch.shared_block_bytes:,}"
@@ -171,13 +184,13 @@ def misfit(counts: Profile, tiles: Tiles, arch: Arch) -> str | None:
 
 
 def rank(
-    counts: Profile, problem: Problem, arch: Arch, lengths: Lengths
+    counts: Profile, problem: Problem, arch: Arch, lengths: Lengths, family: str = "simt"
 ) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
     """The `FINALISTS` that fit, the fastest first, and all that don't, each with its reason."""
     model = Model(counts, lengths, arch)
     fits: list[Tiles] = []
     rejected: list[Rejected] = []
-    for tiles in candidates(counts, problem):
+    for tiles in candidates(counts, problem, family):
         reason = misfit(counts, tiles, arch)
         if reason is None:
             fits.append(tiles)
@@ -208,7 +221,7 @@ def require_sizes(stage: Stage, schedule: Schedule, problem: Problem) -> None:
 
 
 def refusal(
-    stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem, arch: Arch
+    stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem, arch: Arch, family: str
 ) -> PlanError:
     """The error of a stage that no candidate fits: what it needs at least, what there is, what would fit."""
 
@@ -220,9 +233,15 @@ def refusal(
                 max(0, shared_bytes(counts, tiles) - arch.shared_block_bytes),
                 max(0, registers(counts, tiles) - registers_limit(arch, tiles.threads)),
             )
-            for tiles in candidates(counts, problem)
+            for tiles in candidates(counts, problem, family)
         )
 
+    if family == "sm80" and profile(stage, schedule, tile_axis, problem).operand is None:
+        return PlanError(
+            f"family {family!r} multiplies 16-bit operands, all of one type",
+            values={"inputs": ", ".join(problem.inputs)},
+            works="fp16 or bf16 tensors do, or another family",
+        )
     sizes = dict(problem.sizes)
     axes = [axis for walk in stage.walks for s in walk.states for axis in s.features]
     axes += [term.over for walk in stage.walks for p in walk.products for term in p.terms]
