@@ -85,7 +85,7 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     if problem.family not in arch.families:
         raise PlanError(
             f"family {problem.family!r} does not run on {arch.name} ({arch.target})",
-            works=f"family= takes {', '.join(arch.families)} there",
+            works=f"family= takes {', '.join(sorted(arch.families))} there",
         )
     return (problem.family,)
 
