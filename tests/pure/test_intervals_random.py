@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from test_intervals import compare
+from pure.test_intervals import compare
 
 from fagen.derive.extent import Extents, bits
 from fagen.derive.intervals import MOST_RANGES, ranges
