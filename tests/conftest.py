@@ -11,6 +11,8 @@ import pytest
 from fagen.errors import ToolchainError
 from fagen.run import toolchain
 
+pytest.register_assert_rewrite("api_cases", "edges", "public_cases", "sampler")
+
 _OWN_VARIABLES = ("FAGEN_DEBUG", "FAGEN_DUMP", "FAGEN_OVERRIDE")
 
 

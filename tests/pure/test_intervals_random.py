@@ -7,12 +7,12 @@ import random
 
 import numpy as np
 import pytest
-from pure.test_intervals import compare
 
 from fagen.derive.extent import Extents, bits
 from fagen.derive.intervals import MOST_RANGES, ranges
 from fagen.ir import graph as ir
 from fagen.ir.graph import Const, Index, Input, Node, Scalar, Size
+from pure.test_intervals import compare
 
 Value = tuple[Node, np.ndarray]
 
