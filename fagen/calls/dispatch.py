@@ -8,7 +8,7 @@ values, finds or compiles a kernel and leaves a prepared run behind; a later one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -137,7 +137,7 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
     if options.family == REFERENCE:
         return _reference(values)
     if values.device.type == "meta":
-        return lambda given: empty_outputs(graph, given)
+        return partial(empty_outputs, graph)
     if values.device.type not in ("cpu", "cuda"):
         raise UsageError(
             f"the tensors are on {values.device}, where no kernel family runs",
@@ -148,7 +148,11 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
         kernel = compile_problem(_problem(values, options.family, sizes))
     else:
         _check_kernel(kernel, values, sizes)
-    run: Run = (OnGpu if values.device.type == "cuda" else OnEmulator)(values, kernel, sizes)
+    run: Run
+    if all(0 in shape for shape in output_shapes(graph, sizes)):
+        run = partial(empty_outputs, graph)
+    else:
+        run = (OnGpu if values.device.type == "cuda" else OnEmulator)(values, kernel, sizes)
     if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in values.inputs):
         return _recorded(run, graph.name)
     return run
@@ -205,7 +209,7 @@ def output_dtypes(values: Values) -> list[torch.dtype]:
 
 
 def empty_outputs(graph: Graph, given: Sequence[Any]) -> Outputs:
-    """Outputs of the right shape, dtype and strides, nothing computed: for tensors that are only shapes."""
+    """Outputs of the right shape, dtype and strides, nothing computed: of tensors that are only shapes."""
     values = read(graph, given)
     check_dtypes(values)
     shapes = output_shapes(graph, values.sizes())

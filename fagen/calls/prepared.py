@@ -132,6 +132,7 @@ class Prepared:
             ) from None
         self.places = [memory.place(tensor) for tensor in self.packer.data]
         self.random = None in self.packer.data
+        self.spare = memory.words in self.places and not self.random
         self._names = [argument.name for argument in graph.arguments]
         self.launches = [
             (function.name, (count, 1, 1), (function.threads, 1, 1), function.shared_bytes)
@@ -182,7 +183,7 @@ class OnGpu(Prepared):
         shared = {each.name: each.shared_bytes for each in binary.recipe.functions}
         functions = self._gpu.functions(binary.key, binary.image, shared)
         self.launches = [(functions[function], *rest) for function, *rest in self.launches]
-        self._words = torch.zeros(2, dtype=torch.int64, device=values.device)
+        self._words = torch.zeros(2, dtype=torch.int64, device=values.device) if self.spare else None
 
     def __call__(self, given: Sequence[Any]) -> Outputs:
         """The outputs, queued on the current stream."""
