@@ -57,7 +57,7 @@ struct Tile {
 };
 
 // How many of `count` accesses a thread has on their way at once.
-constexpr int batch_of(int count, int threads, int most) {
+__device__ constexpr int batch_of(int count, int threads, int most) {
   return count <= threads ? 1 : count >= most * threads ? most : (count + threads - 1) / threads;
 }
 
