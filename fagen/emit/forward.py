@@ -260,6 +260,11 @@ class ForwardLoop:
         return block_name(self.walk_axis)
 
     @property
+    def has_block(self) -> bool:
+        """Whether anything is the same for a block and not for all."""
+        return bool(self.grid_axes or self.row_axis or self.scope.fields(BLOCK))
+
+    @property
     def first_row(self) -> str:
         """What is added to a row's place in the block to get its place along its axis."""
         return f"block.{self.row_axis}_start + " if self.row_axis is not None else ""
