@@ -363,8 +363,8 @@ class Lowering:
         if node.kind == "int":
             if isinstance(y, Const):
                 return self._linear(node)
-            (a, b), ctype = self._integers(node)
-            return self._codes.infix("*", a, b, ctype, PRODUCT)
+            (a, _), ctype = self._integers(node)
+            return self._codes.infix("*", a, self._done[y], ctype, PRODUCT)
         return self._codes.infix("*", self._done[x], self._done[y], "float", PRODUCT)
 
     def _neg(self, node: Map, x: Node) -> Code:
@@ -396,7 +396,7 @@ class Lowering:
         (a, b), ctype = self._integers(node)
         low, divisor = self._shared.extents.of(node.args[0])[0], self._shared.extents.of(node.args[1])[0]
         if low >= 0 and divisor > 0:
-            return self._codes.infix(sign, a, b, ctype, PRODUCT, 4)
+            return self._codes.infix(sign, a, self._done[node.args[1]], ctype, PRODUCT, 4)
         return self._codes.call(function, (a, b), ctype, 12)
 
     def _extreme(self, node: Map) -> Code:

@@ -296,6 +296,7 @@ class Splitter:
         self.names = Names()
         self.fields: dict[Place, list[Variable]] = {BLOCK: [], ROW: [], COLUMN: []}
         """Fields of the block, of its rows and of its columns, in the order in which they are assigned."""
+        self._field_names = {place: Names() for place in self.fields}
         self._known: dict[Code, str] = {}
 
     def split(self, roots: Iterable[tuple[Code, Place]]) -> Split:
@@ -323,7 +324,8 @@ class Splitter:
                 kind = "array"
             elif further and place.phase == 0 and not self.flat:
                 kind = "field"
-            name = self.names.fresh(code, kind != "field")
+            names = self._field_names[Place(place.row, place.column)] if kind == "field" else self.names
+            name = names.fresh(code, kind != "field")
             variable = Variable(code.ctype, name)
             target = name if kind == "local" else self.places.field(place, name)
             if kind == "field":

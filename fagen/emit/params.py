@@ -137,8 +137,8 @@ def number(value: float | int | bool) -> str:
     single = to_fp32(value)
     if math.isinf(single):
         return "INFINITY" if single > 0 else "-INFINITY"
-    text = next(text for digits in range(1, 10) if to_fp32(float(text := f"{single:.{digits}g}")) == single)
-    return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
+    short = (float(f"{single:.{digits}g}") for digits in range(1, 10))
+    return f"{next(x for x in short if to_fp32(x) == single)!r}f"
 
 
 def to_fp32(value: float) -> float:

@@ -1,0 +1,255 @@
+"""The emitted file as a whole: the same for the same meaning, nothing in it unused, laid out, and quick."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.emit.params import Field, pack, struct_format
+from fagen.emit.program import Emitted, emit
+from fagen.emit.render import TemplateError, laid_out, render
+from fagen.ir.graph import Graph, Input
+from fagen.lang.attention import attention
+from fagen.paths import templates_dir
+from fagen.plan.plan import Plan, Problem
+from fagen.plan.planner import plan
+from fagen.run.source import without_comments
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = sorted(templates_dir().rglob("*.j2"))
+
+IDS = torch.tensor([[0, 0, 1, 1]])
+
+
+def emitted(graph: Graph, head_dim: int = 64, **rest: object) -> Emitted:
+    return emit(planned(graph, head_dim, **rest))
+
+
+def planned(graph: Graph, head_dim: int = 64, **rest: object) -> Plan:
+    kinds = {"float": rest.pop("storage", "fp16"), "int": "int32", "bool": "bool"}
+    inputs = tuple(kinds[a.stored] for a in graph.arguments if isinstance(a, Input))
+    sizes = (("d", head_dim), ("dv", head_dim))
+    return plan(Problem(graph, "A100", "simt", sizes, inputs, **rest))  # type: ignore[arg-type]
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "plain": lambda: attention().graph,
+    "causal with statistics": lambda: attention(mask=fg.causal(), return_lse=True).graph,
+    "window and cap": lambda: attention(mask=fg.sliding_window(100, 3), score=fg.softcap(30.0)).graph,
+    "documents": lambda: attention(mask=fg.document(IDS) & fg.causal()).graph,
+    "unsorted documents": lambda: attention(mask=fg.document(IDS)).graph,
+    "flags": lambda: attention(mask=fg.global_tokens(torch.tensor([True])) | fg.sliding_window(4)).graph,
+    "slopes": lambda: attention(score=fg.alibi(), mask=fg.causal()).graph,
+    "dropout": lambda: attention(dropout=0.1).graph,
+    "sink": lambda: attention(sink=torch.zeros(2), return_lse=True).graph,
+    "a scalar": lambda: attention(scale=fg.scalar(0.5)).graph,
+    "block diffusion": lambda: attention(mask=fg.block_diffusion(150, 16)).graph,
+}
+
+
+@pytest.fixture(params=list(GRAPHS), scope="module")
+def text(request: pytest.FixtureRequest) -> str:
+    return emitted(GRAPHS[request.param]()).text
+
+
+def test_every_line_fits_and_is_indented_by_its_braces(text: str) -> None:
+    depth = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        assert len(line) <= 110, (number, line)
+        assert line == line.rstrip(), (number, line)
+        assert "\t" not in line
+        code = re.sub(r'//.*|"[^"]*"', "", line)
+        if code.strip() and not line.startswith(("#", " " * (2 * depth + 4), "//")):
+            closing = len(code.strip()) - len(code.strip().lstrip("}"))
+            assert len(line) - len(line.lstrip()) == 2 * (depth - closing), (number, line)
+        depth += code.count("{") - code.count("}")
+    assert depth == 0
+    assert "\n\n\n" not in text
+
+
+def test_nothing_is_declared_and_not_used(text: str) -> None:
+    code = without_comments(text)
+    params = re.search(r"struct Params \{(.*?)\};", code, re.DOTALL)
+    assert params is not None
+    for name in re.findall(r"\*?(\w+)\s*[,;]", params[1]):
+        assert re.search(rf"\bp\.{name}\b", code), f"parameter {name}"
+    for name in re.findall(r"\bconstexpr \w+ (.*?);", code):
+        for constant in re.findall(r"(\w+) =", name):
+            assert len(re.findall(rf"\b{constant}\b", code)) > 1, f"constant {constant}"
+    for struct, body in re.findall(r"struct (Block|Row|Column) \{(.*?)\};", code, re.DOTALL):
+        for name in re.findall(r"(\w+)(?:\[\w+\])?(?: = [^,;]*)?[,;]", body):
+            assert len(re.findall(rf"\.{name}\b", code)) > 1, f"{struct}.{name}"
+    for name in re.findall(r"__forceinline__ \w+ (\w+)\(", code):
+        assert len(re.findall(rf"\b{name}\b", code)) > 1, f"function {name}"
+    for names in re.findall(r"^\s*(?:const )?(?:int|float|bool|int64) (\w+) = ", code, re.MULTILINE):
+        assert len(re.findall(rf"\b{names}\b", code)) > 1, f"local {names}"
+
+
+def test_the_only_parameter_is_the_struct(text: str) -> None:
+    kernels = re.findall(r"__global__ void [^(]*\([^)]*\) (\w+)\(([^)]*)\)", text)
+    assert kernels
+    assert all(parameters == "const __grid_constant__ Params p" for _, parameters in kernels)
+
+
+def test_a_fused_kernel_is_short(text: str) -> None:
+    main = text[text.index("constexpr int BLOCK_Q") :]
+    assert len(main.split("\n")) < 210
+
+
+def test_fields_are_those_the_text_reads_in_its_order() -> None:
+    made = emitted(GRAPHS["dropout"]())
+    struct = re.search(r"struct Params \{(.*?)\};", without_comments(made.text), re.DOTALL)
+    assert struct is not None
+    assert re.findall(r"\*?(\w+)\s*[,;]", struct[1]) == [field.name for field in made.params]
+    by_name = {field.name: field for field in made.params}
+    assert by_name["Q"].source == ("data", ("argument", 0))
+    assert by_name["K_kv"].source == ("stride", ("argument", 1), 2)
+    assert by_name["kv_len"].source == ("length", "kv")
+    assert by_name["seed"] == Field("seed", "const uint64*", ("seed",))
+
+
+def test_the_structs_bytes_are_aligned_as_in_c() -> None:
+    fields = [
+        Field("a", "const fp16*", ("data", ("argument", 0))),
+        Field("b", "int32", ("length", "q")),
+        Field("c", "float", ("scalar", 1)),
+        Field("d", "bool", ("scalar", 2)),
+    ]
+    packed = pack(fields, [1 << 40, -2, 0.5, True])
+    assert len(packed) == 24
+    assert packed[:8] == (1 << 40).to_bytes(8, "little")
+    assert packed[8:12] == (-2).to_bytes(4, "little", signed=True)
+    assert packed[16] == 1
+    assert struct_format(fields)[0] == "@"
+
+
+# ------------------------------------------------------------------------------------- the same for the same
+
+
+def retyped() -> Graph:
+    """Causal attention with a cap and slopes, every name another, terms in another order."""
+
+    @fg.program
+    def unlike(
+        x: fg.Tensor["b h q d"], y: fg.Tensor["b hk kv d"], z: fg.Tensor["b hk kv dv"], w: fg.Tensor["h"]  # noqa: UP037
+    ):
+        u = fg.rsqrt(fg.size("d")) * fg.dot(y, x, over="d")
+        u = 20.0 * fg.tanh(u / 20.0)
+        u = (fg.kv - fg.q) * w + u
+        u = fg.where(fg.q + fg.size("kv") < fg.kv + fg.size("q"), -fg.inf, u)
+        top = fg.max(u, over="kv")
+        e = fg.exp(u - top)
+        return fg.dot(z, e / fg.sum(e, over="kv"), over="kv")
+
+    return unlike.trace().graph
+
+
+def library() -> Graph:
+    @fg.program
+    def known(
+        q: fg.Tensor["b h q d"],
+        k: fg.Tensor["b hk kv d"],
+        v: fg.Tensor["b hk kv dv"],
+        slopes: fg.Tensor["h"],  # noqa: UP037
+    ):
+        s = fg.dot(q, k, over="d") * fg.rsqrt(fg.size("d"))
+        s = fg.tanh(s / 20.0) * 20.0
+        s = s + slopes * (fg.kv - fg.q)
+        s = fg.where(fg.kv <= fg.q + (fg.size("kv") - fg.size("q")), s, -fg.inf)
+        return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
+
+    return known.trace().graph
+
+
+def test_other_names_and_another_order_give_the_same_code() -> None:
+    first, second = emitted(library()), emitted(retyped())
+    assert first.text != second.text, "the comments have the user's names"
+    assert without_comments(first.text) == without_comments(second.text)
+    assert [(f.name, f.ctype, f.source) for f in first.params] == [
+        (f.name, f.ctype, f.source) for f in second.params
+    ]
+
+
+_EMIT = """
+import sys
+from tests.pure.test_emit_text import GRAPHS, emitted
+for name, graph in GRAPHS.items():
+    print(emitted(graph()).text)
+"""
+
+
+def test_every_process_gives_the_same_text() -> None:
+    texts = set()
+    for seed in ("0", "1", "77"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", _EMIT], env=environment, capture_output=True, text=True, check=True
+        )
+        texts.add(done.stdout)
+    assert len(texts) == 1
+    assert texts.pop() == "".join(emitted(graph()).text + "\n" for graph in GRAPHS.values())
+
+
+def test_a_new_program_in_a_running_process_takes_little_time() -> None:
+    emitted(attention(mask=fg.causal()).graph)
+    times = []
+    for window in range(5):
+        graph = attention(mask=fg.sliding_window(100 + window), score=fg.softcap(10.0 + window)).graph
+        made = planned(graph)
+        start = time.perf_counter()
+        emit(made)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.04
+
+
+# -------------------------------------------------------------------------------------------------- templates
+
+
+def test_templates_hold_no_formula() -> None:
+    words = re.compile(r"\b(exp|exp2|expf|tanh|softmax|causal|sigmoid|rsqrt|log|window)\b")
+    for path in TEMPLATES:
+        found = words.findall(path.read_text(encoding="utf-8"))
+        assert not found, f"{path.name}: {found}"
+
+
+def test_no_six_equal_lines_stand_in_two_templates() -> None:
+    seen: dict[tuple[str, ...], Path] = {}
+    for path in TEMPLATES:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        for i in range(len(lines) - 5):
+            six = tuple(lines[i : i + 6])
+            assert seen.setdefault(six, path) == path, f"{path.name} and {seen[six].name}: {six}"
+
+
+def test_an_error_in_a_template_names_the_macro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fagen.emit import render as module
+
+    (tmp_path / "outer.j2").write_text('%% import "inner.j2" as inner with context\n${ inner.step(1) }\n')
+    (tmp_path / "inner.j2").write_text("%% macro step(x)\nint y = ${ missing };\n%% endmacro\n")
+    monkeypatch.setattr(module, "templates_dir", lambda: tmp_path)
+    module._environment.cache_clear()
+    try:
+        with pytest.raises(TemplateError, match=r"'missing' is undefined.*inner.j2:2 \(macro step\)"):
+            render("outer.j2")
+    finally:
+        module._environment.cache_clear()
+
+
+def test_layout() -> None:
+    raw = "void f() {\nif (x) {\n~\n\ny = 1;  // one\nlonger = 2;  // two\n~\n}\n~\n~\n}\n"
+    assert laid_out(raw) == (
+        "void f() {\n  if (x) {\n    y = 1;       // one\n    longer = 2;  // two\n  }\n}\n"
+    )
+    long = f"const bool wide = {' && '.join(f'(first{i} || second{i})' for i in range(9))};"
+    lines = laid_out(long).split("\n")
+    assert len(lines) == 4
+    assert all(len(line) <= 110 and not re.search(r"\(\w+ \|\|$", line) for line in lines)
