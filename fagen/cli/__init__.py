@@ -22,6 +22,13 @@ def main() -> NoReturn:
     except FagenError as error:
         print(f"fagen: {error}", file=sys.stderr)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(
+            "fagen: running a kernel needs torch, which is not installed; pip install torch", file=sys.stderr
+        )
+        sys.exit(1)
     except BrokenPipeError:  # whoever read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -145,6 +145,13 @@ def test_what_needs_no_tensors_imports_no_torch(arguments: tuple[str, ...], tmp_
     assert done.stderr.splitlines()[-1:] == ["[]"], done.stderr
 
 
+def test_without_torch_a_run_says_so():
+    code = "import sys; sys.modules['torch'] = None; from fagen.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "run"], cwd=ROOT, capture_output=True, text=True)
+    said = "fagen: running a kernel needs torch, which is not installed; pip install torch\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
 def test_emitting_a_new_program_takes_less_than_a_second_and_a_half(tmp_path: Path):
     """Of the processor, so that others at work here do not count; the best of three."""
     times = []
