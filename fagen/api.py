@@ -225,7 +225,9 @@ def compile(
     row = arch_for(arch).name
     lengths = _lengths(traced.graph, head_dim, v_head_dim, sizes or {})
     problem = problem_of(traced.graph, row, family, _inputs(traced, dtype), lengths, open_lengths=True)
-    return Kernel(compile_problem(problem), traced.captured, Options(False, family))
+    compiled = compile_problem(problem)
+    compiled.require_plan()
+    return Kernel(compiled, traced.captured, Options(False, family))
 
 
 def _by_axis(graph: Graph, lengths: Mapping[str, int]) -> dict[str, int]:

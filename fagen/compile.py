@@ -109,12 +109,16 @@ class Compiled:
     def candidate(self, number: int) -> Candidate:
         """A candidate by its rank, planned and emitted if need be; IndexError behind the last."""
         with self._lock:
+            self.require_plan()
             while number >= len(self._candidates):
-                if not self._plans:
-                    self._plans = self._planned()
                 plan = self._plans[len(self._candidates)]
                 self._candidates.append(Candidate(plan, emit(plan)))
             return self._candidates[number]
+
+    def require_plan(self) -> None:
+        """Raise PlanError where no plan fits."""
+        with self._lock:
+            self._plans = self._plans or self._planned()
 
     def _planned(self) -> tuple[Plan, ...]:
         graph, start = self.problem.graph, time.perf_counter()
