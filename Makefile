@@ -7,6 +7,7 @@
 PYTHON ?= python3
 TORCH ?= torch
 PY := .venv/bin/python
+CLANG_FORMAT := $(PY) -c 'import clang_format; clang_format.clang_format()'
 HEADERS = $(shell git ls-files 'templates/device/*' 'templates/emulator/*' | grep -E '\.(h|cuh|cpp)$$')
 
 .PHONY: demo test lint format
@@ -33,10 +34,10 @@ test: .venv/installed
 lint: .venv/installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m clang_format --dry-run -Werror $(HEADERS)
+	$(CLANG_FORMAT) --dry-run -Werror $(HEADERS)
 	$(PY) -m mypy
 
 format: .venv/installed
 	$(PY) -m ruff check --fix --exit-zero .
 	$(PY) -m ruff format .
-	$(PY) -m clang_format -i $(HEADERS)
+	$(CLANG_FORMAT) -i $(HEADERS)
