@@ -200,8 +200,8 @@ class Parameters:
 
     def written(self, stage: str, output: Output) -> Tensor:
         """The tensor an output of a stage goes to."""
-        if output.name == stage and stage in self._buffers:
-            return self.tensors["buffer", self._buffers[stage]]
+        if stage != self._program.name and output.name in self._buffers:
+            return self.tensors["buffer", self._buffers[output.name]]
         place = next(
             i
             for i, each in enumerate(self._program.outputs)

@@ -828,7 +828,8 @@ def buffer_lives(stages: Sequence[Stage], graph: Graph) -> dict[Input, tuple[int
     lives: dict[Input, tuple[int, int]] = {}
     written: dict[str, int] = {}
     for number, stage in enumerate(stages):
-        written.setdefault(stage.name, number)
+        for output in (*stage.outputs, *(store for walk in stage.walks for store in walk.stores)):
+            written.setdefault(output.name, number)
     for number, stage in enumerate(stages):
         for node in ir.walk(stage_roots(stage)):
             if isinstance(node, Input) and node.position >= len(graph.arguments):
