@@ -51,6 +51,8 @@ SCHEDULERS = 4
 """Of a multiprocessor; each hides what a warp waits for if it has another."""
 COPY_SLOTS = 4
 """Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
+LOOP_REGISTERS = 12
+"""More of them in a loop with products of tiles."""
 FIXED_REGISTERS = 40
 """Addresses, counters and temporaries of a thread."""
 SAVED_REGISTERS = 12
@@ -330,13 +332,18 @@ def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
 
     Tiles of different walks overlap, but for the own operands. Equal operands share a tile.
     """
+    return tuple(SharedTile(*placed[:-1]) for placed in _layout(profile, tiles))
+
+
+def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int, int, int, int]]:
+    """The fields of each tile, and its bytes."""
     place = _Placed(tiles, profile.operand)
     if profile.schedule == "product" and tiles.tiling != "element":
         operand = tiles.block_feature, tiles.block_walk
         place.add([("own", tiles.block_own, tiles.block_walk)])
         place.add([("operand", *(operand[::-1] if tiles.tiling == "shared" else operand))], place.end)
     if profile.schedule != "forward_loop":
-        return tuple(place.placed)
+        return place.placed
     own_tiles = profile.passes[-1].own_tiles
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end
@@ -353,7 +360,7 @@ def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
         if step.weighted and tiles.tiling != "fragments":
             parts.append((f"weights{at[:-1]}", tiles.block_own, tiles.block_walk))
         place.add(parts, base)
-    return tuple(place.placed)
+    return place.placed
 
 
 class _Placed:
@@ -362,16 +369,17 @@ class _Placed:
     def __init__(self, tiles: Tiles, operand: Storage | None) -> None:
         self.fragments = tiles.tiling == "fragments"
         self.storage: Storage = operand if self.fragments and operand is not None else "fp32"
-        self.placed: list[SharedTile] = []
+        self.placed: list[tuple[str, Storage, int, int, int, int, int]] = []
         self.end = 0
 
     def add(self, parts: Iterable[tuple[str, int, int]], address: int = 0) -> None:
         """Place (name, rows, width) from ``address`` on."""
+        element = STORAGE_BYTES[self.storage]
         for name, rows, width in parts:
             pitch = fragment_pitch(width) if self.fragments else width + PAD
-            tile = SharedTile(name, self.storage, rows, width, pitch, address)
-            self.placed.append(tile)
-            address += round_up(tile.bytes, 16)
+            size = rows * pitch * element
+            self.placed.append((name, self.storage, rows, width, pitch, address, size))
+            address += round_up(size, 16)
         self.end = address
 
 
@@ -399,7 +407,7 @@ def feature_width(features: int, tiles: Tiles) -> int:
 
 def shared_bytes(profile: Profile, tiles: Tiles) -> int:
     """Shared memory of a block."""
-    return max((tile.address + tile.bytes for tile in shared_tiles(profile, tiles)), default=0)
+    return max((address + size for *_, address, size in _layout(profile, tiles)), default=0)
 
 
 def registers(profile: Profile, tiles: Tiles) -> int:
@@ -408,23 +416,34 @@ def registers(profile: Profile, tiles: Tiles) -> int:
     own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
     if profile.schedule == "product":
         features = ceil_div(tiles.block_feature, tiles.columns)
-        return FIXED_REGISTERS + own * features + own + features + VECTOR
+        if tiles.tiling != "registers":
+            return FIXED_REGISTERS
+        return FIXED_REGISTERS + LOOP_REGISTERS + own * features + VECTOR * (own + 1)
     if profile.schedule == "rowwise":
         return FIXED_REGISTERS
     most = 0
     for step in profile.passes:
         accumulators = own * sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
         scores = own * walk * max(step.products, 1)
-        fragments = (own + walk) * VECTOR
         if tiles.tiling == "fragments":
-            fragments = 2 * own + CHUNK - SAVED_REGISTERS
-        most = max(most, accumulators + scores + fragments + own * (step.scalars + 2))
+            held = accumulators + scores + 2 * own + CHUNK - SAVED_REGISTERS
+        else:
+            shares = sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
+            held = LOOP_REGISTERS + accumulators + VECTOR + max(scores + VECTOR * own, VECTOR * shares)
+        most = max(most, held + own * (step.scalars + 2))
     return FIXED_REGISTERS + most
 
 
 def registers_limit(arch: Arch, threads: int) -> int:
     """The most registers a thread may have with so many threads in a block."""
     return min(arch.registers_thread, arch.registers // round_up(threads, arch.warp) // 8 * 8)
+
+
+def planned_blocks(profile: Profile, tiles: Tiles, arch: Arch) -> int:
+    """Blocks that a multiprocessor is planned to hold: the compiler may use the registers that leaves to
+    each."""
+    count = registers(profile, tiles) * 11 // 10  # an estimate may be a little low
+    return max(resident_blocks(arch, tiles.threads, count, shared_bytes(profile, tiles)), 1)
 
 
 def resident_blocks(arch: Arch, threads: int, registers_: int, shared_bytes_: int) -> int:
@@ -507,6 +526,7 @@ class Model:
         self.walked = lengths[profile.walk_axis] if profile.walk_axis else 1
         self.features = lengths[profile.feature_axis] if profile.feature_axis else 1
         self.groups = prod(lengths[axis] for axis in profile.grid_axes)
+        self._needs: dict[Tiles, tuple[int, int]] = {}
         steps = [step.slots for step in profile.passes] or [profile.slots]
         self._slots = [tuple(filter(None, map(self._on_tile, slots))) for slots in steps]
 
@@ -561,7 +581,7 @@ class Model:
             copied = tiles.block_walk * (sum(step.walk_tiles) + sum(step.operands))
             if step.own_tiles and tiles.block_inner < max(step.own_tiles):
                 copied += tiles.block_own * sum(step.own_tiles)
-                waits += LATENCY_CYCLES * (ceil_div(max(step.own_tiles), tiles.block_inner) - 1)
+                waits += 2 * LATENCY_CYCLES * ceil_div(max(step.own_tiles), tiles.block_inner)
             issue += COPY_SLOTS * copied
             shuffles = 2 * min(tiles.columns, arch.warp).bit_length() + 6
             issue += step.scalars * (area + tiles.threads * own * shuffles)
@@ -573,12 +593,17 @@ class Model:
             parts = max(own / deep, 1.0), max(share / deep, 1.0)
             vectors = tiles.block_walk * sum(parts)
             shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
+            waits *= (
+                1 if tiles.tiling == "element" else 3
+            )  # nothing to do meanwhile, and a barrier on each side
             if tiles.tiling != "element":
                 issue += COPY_SLOTS * tiles.block_walk * (tiles.block_own + tiles.block_feature)
         elif step is not None:
             issue += step.scalars * tiles.rows * tiles.block_walk
         pointwise, special = self._pointwise(number, tiles)
         issue += pointwise
+        if tiles.tiling == "registers":
+            fma *= 1 + 1 / VECTOR  # a vector's terms are summed alone first
         issue += fma + vectors * tiles.threads
         busy = (
             fma / arch.fp32_fma_per_cycle,
@@ -586,8 +611,9 @@ class Model:
             special / arch.exp_per_cycle,
             shared,
         )
-        together = max(busy) + UNHIDDEN * (sum(busy) - max(busy))
-        return TileCost(*busy, max(together, (together + waits) / resident))
+        unhidden = UNHIDDEN * max(1.0, 2 * SCHEDULERS / (warps * resident))
+        together = max(busy) + unhidden * (sum(busy) - max(busy))
+        return TileCost(*busy, together + waits / resident)
 
     def _pointwise(self, number: int, tiles: Tiles) -> tuple[float, float]:
         """Instructions of all threads for a tile's elements: on the ordinary units, and on the exp unit."""
@@ -634,9 +660,17 @@ class Model:
         waits = max(LATENCY_CYCLES - together / 2, 0.0) + REDUCE_CYCLES * (step.scalars + 2)
         return TileCost(*busy, max(together, (together + waits) / resident))
 
+    def needs(self, tiles: Tiles) -> tuple[int, int]:
+        """Shared memory of a block, and registers of a thread."""
+        found = self._needs.get(tiles)
+        if found is None:
+            found = shared_bytes(self.profile, tiles), registers(self.profile, tiles)
+            self._needs[tiles] = found
+        return found
+
     def resident(self, tiles: Tiles) -> int:
         """Blocks that a multiprocessor holds at once."""
-        bytes_, count = shared_bytes(self.profile, tiles), registers(self.profile, tiles)
+        bytes_, count = self.needs(tiles)
         return max(resident_blocks(self.arch, tiles.threads, count, bytes_), 1)
 
     def busy_seconds(self, tiles: Tiles) -> float:
@@ -740,8 +774,8 @@ class Model:
                 self.blocks(tiles) * steps * shared_cycles * arch.shared_bytes_per_cycle
             ),
             blocks=self.blocks(tiles),
-            shared_bytes=shared_bytes(profile, tiles),
-            registers=registers(profile, tiles),
+            shared_bytes=self.needs(tiles)[0],
+            registers=self.needs(tiles)[1],
             resident_blocks=resident,
             tiles=costs,
             walk_tiles=tuple(steps * part for part in self.live),

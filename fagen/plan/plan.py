@@ -117,6 +117,8 @@ class KernelPlan:
     block_feature: int
     rows: int
     columns: int
+    resident: int
+    """Blocks that a multiprocessor is to hold at once, which limits their registers."""
     shared: tuple[SharedTile, ...]
     ranges: tuple[RangePlan | None, ...]
     """For each walk, what bounds its loop; None where it visits every tile."""

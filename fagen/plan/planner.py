@@ -12,7 +12,7 @@ from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node, Symbol
 from fagen.plan.arch import Arch, arch_for
-from fagen.plan.cost import buffer_lives, output_storages, profile, shared_tiles, stage_roots
+from fagen.plan.cost import buffer_lives, output_storages, planned_blocks, profile, shared_tiles, stage_roots
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
 from fagen.plan.tiling import (
@@ -135,6 +135,7 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         block_feature=tiles.block_feature,
         rows=tiles.rows,
         columns=tiles.columns,
+        resident=planned_blocks(counts, tiles, arch_for(problem.arch)),
         shared=shared_tiles(counts, tiles),
         ranges=tuple(
             _range(walk, stage, axis) if schedule == "forward_loop" else None for walk in stage.walks

@@ -151,7 +151,7 @@ def _loops(counts: Profile) -> Iterator[Tiles]:
     whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), VECTOR)
     inners = [whole, *(part for part in (64, 32) if part < whole)]
     single = counts.tile_axis is None
-    for rows, columns in pairs((1,) if single else (2, 4, 8, 16, 32), (8, 16, 32)):
+    for rows, columns in pairs((1,), (32,)) if single else pairs((2, 4, 8, 16, 32), (8, 16, 32)):
         if rows * columns in (64, 128, 256) or single:
             for own, walk in pairs((1,) if single else (1, 2, 4, 8), (1, 2, 4, 8)):
                 block_own, block_walk = rows * own, columns * walk
@@ -168,14 +168,15 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
             yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
 
 
-def misfit(counts: Profile, tiles: Tiles, arch: Arch) -> str | None:
-    """Why a candidate can't run on ``arch``, with numbers; None if it can."""
+def misfit(model: Model, tiles: Tiles) -> str | None:
+    """Why a candidate can't run on the model's GPU, with numbers; None if it can."""
+    counts, arch = model.profile, model.arch
     if tiles.tiling == "fragments" and counts.operand is None:
         return "multiplies no operands of one 16-bit type"
-    needed = shared_bytes(counts, tiles)
+    needed, estimate = model.needs(tiles)
     if needed > arch.shared_block_bytes:
         return f"needs {needed:,} bytes of shared memory, {arch.target} has {arch.shared_block_bytes:,}"
-    limit, estimate = registers_limit(arch, tiles.threads), registers(counts, tiles)
+    limit = registers_limit(arch, tiles.threads)
     if estimate > limit:
         return (
             f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.target} has {limit}"
@@ -191,7 +192,7 @@ def rank(
     fits: list[Tiles] = []
     rejected: list[Rejected] = []
     for tiles in candidates(counts, problem, family):
-        reason = misfit(counts, tiles, arch)
+        reason = misfit(model, tiles)
         if reason is None:
             fits.append(tiles)
         else:

@@ -292,5 +292,5 @@ def test_misfit_names_what_is_missing() -> None:
     (kernel,) = plan(problem(attention_graph(), 256, arch="H200")).kernels
     counts = profile(kernel.stage, "forward_loop", "q", problem(attention_graph(), 256))
     small = arch_for("generic")
-    reason = misfit(counts, tiles_of(kernel), small)
+    reason = misfit(Model(counts, Lengths97(), small), tiles_of(kernel))
     assert reason == f"needs {kernel.shared_bytes:,} bytes of shared memory, sm_75 has 65,536"
