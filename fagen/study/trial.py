@@ -179,14 +179,14 @@ def try_kernel(
             return compute(graph, values, Options(), kernel)
 
     progress("run", 0, 0)
+    given_bytes = _bytes([value for value in values if isinstance(value, Tensor)])
     if on_gpu:
-        outputs, seconds, peak_bytes = _timed_on_gpu(call, device)
+        outputs, seconds, added_bytes = _timed_on_gpu(call, device)
     else:
         start = time.perf_counter()
         outputs = call()
         seconds = time.perf_counter() - start
-        every = [each for each in (*values, *outputs) if isinstance(each, Tensor)]
-        peak_bytes = sum(map(_bytes, every)) + peak_buffer_bytes(kernel.plan, sizes)
+        added_bytes = _bytes(outputs) + peak_buffer_bytes(kernel.plan, sizes)
     torch.manual_seed(seed)
     dropped_by = int(draw_seed(device)) if graph.random else 0
     worst, rows = _compared(graph, values, outputs, sizes, dropped_by, progress)
@@ -200,7 +200,7 @@ def try_kernel(
         ok=worst.ok,
         reason=worst.reason,
         seconds=seconds,
-        peak_bytes=peak_bytes,
+        peak_bytes=given_bytes + added_bytes,
         source=source,
         rows=rows,
     )
@@ -216,21 +216,22 @@ def _compiled(kernel: Compiled, device: torch.device, watch: Watch) -> tuple[Pat
     return entry.folder / "kernel.cu", len(binary.recipe.functions)
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def _timed_on_gpu(
     call: Callable[[], tuple[Tensor, ...]], device: torch.device
 ) -> tuple[tuple[Tensor, ...], float, int]:
-    """The outputs of a call, the median time of some more, and the most memory torch held during one."""
+    """The outputs of a call, the median time of some more, and the most memory that one adds."""
     outputs = call()
     torch.cuda.synchronize(device)
     del outputs
+    held_bytes = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     outputs = call()
     torch.cuda.synchronize(device)
-    peak_bytes = torch.cuda.max_memory_allocated(device)
+    added_bytes = torch.cuda.max_memory_allocated(device) - held_bytes
     times: list[float] = []
     while len(times) < _MOST_LAUNCHES and sum(times) < _TIMED_SECONDS:
         event: Any = torch.cuda.Event
@@ -240,7 +241,7 @@ def _timed_on_gpu(
         end.record()
         torch.cuda.synchronize(device)
         times.append(begin.elapsed_time(end) / 1e3)
-    return outputs, sorted(times)[len(times) // 2], peak_bytes
+    return outputs, sorted(times)[len(times) // 2], added_bytes
 
 
 # -------------------------------------------------------------------------------------------------- compare
