@@ -1,4 +1,4 @@
-"""Emitted kernels on the emulator: a graph's plan as text, compiled by g++, run on tensors, and held to the reference."""
+"""Emitted kernels on the emulator: the text of a plan, compiled by g++, run on tensors, held to the reference."""
 
 from __future__ import annotations
 
@@ -54,7 +54,12 @@ class Run:
     def __init__(self, plan: Plan, checker: Checker = "none") -> None:
         self.plan = plan
         self.emitted: Emitted = emit(plan)
-        self.kernels: EmulatedKernels = compile_text(self.emitted.text, checker=checker)
+        self.checker: Checker = checker
+        self.compile(self.emitted.text)
+
+    def compile(self, text: str) -> None:
+        """Take ``text`` in place of the emitted one."""
+        self.kernels: EmulatedKernels = compile_text(text, checker=self.checker)
 
     def __call__(
         self, values: Sequence[Any], *, seed: int = 0, schedule: Schedule = "forward", dice: int = 0
