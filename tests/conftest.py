@@ -1,6 +1,7 @@
 """What tests need of a machine: a mark names it, its absence skips; FAGEN_REQUIRE makes that a failure."""
 
 import collections
+import difflib
 import os
 import re
 from collections.abc import Callable
@@ -59,6 +60,12 @@ def _required() -> set[str]:
     return named
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-generated", action="store_true", help="write generated/ anew in place of comparing with it"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _required()
 
@@ -80,6 +87,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         counts[f"{match[1]} ({match[2]})" if match else text] += 1
     for reason, count in sorted(counts.items()):
         terminalreporter.write_line(f"skipped {count} for want of {reason}")
+
+
+@pytest.fixture
+def generated(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the committed file of a name under generated/, or writes it: ``generated(name,
+    text)``."""
+    folder = Path(__file__).parent.parent / "generated"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if request.config.getoption("--update-generated"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"generated/{name} is not there: --update-generated writes it"
+        difference = difflib.unified_diff(
+            path.read_text(encoding="utf-8").splitlines(),
+            text.splitlines(),
+            "committed",
+            "emitted",
+            lineterm="",
+        )
+        assert not (shown := "\n".join(difference)), (
+            f"generated/{name} differs, --update-generated renews it\n{shown}"
+        )
+
+    return compare
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,16 @@ For attention five rungs, for a matrix product alone the first three:
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fagen.derive.streaming import Fusion
-from fagen.ir.graph import Axis, Graph, Input, Output, contract
+from fagen.emit.program import emit
+from fagen.ir import graph as ir
+from fagen.ir.graph import Axis, Contract, Graph, Input, Output, Reduce, contract
+from fagen.ir.show import length_name
 from fagen.lang.attention import attention
 from fagen.lang.masks import causal
 from fagen.plan.arch import arch_for
@@ -121,15 +125,17 @@ def attention_ladder(
     return Problem(graph, arch_for(arch).name, family, (("d", head_dim), ("dv", head_dim)), (storage,) * 3)
 
 
+def matmul_ladder(
+    n: int, storage: Storage = "fp32", arch: str = "A100", family: str | None = None
+) -> Problem:
+    """``c = a b``, a (i, k), b (k, j), all lengths ``n``."""
+    return Problem(_matmul(), arch_for(arch).name, family, tuple(matmul_lengths(n).items()), (storage,) * 2)
+
+
 @lru_cache(maxsize=1)
 def _matmul() -> Graph:
     a, b = Input("a", 0, ("i", "k"), "float"), Input("b", 1, ("k", "j"), "float")
     return Graph("matmul", (a, b), (Output(contract(a, b, "k"), "c", ("i", "j")),))
-
-
-def matmul_ladder(storage: Storage = "fp32", arch: str = "A100", family: str | None = None) -> Problem:
-    """``c = a b``, a (i, k), b (k, j)."""
-    return Problem(_matmul(), arch_for(arch).name, family, (), (storage,) * 2)
 
 
 def attention_lengths(
@@ -161,7 +167,9 @@ def climb(
     """The rungs of ``problem`` at ``lengths``, from the lowest; a program of one product has the first
     three."""
     if rungs is None:
-        rungs = RUNGS if problem.sizes else RUNGS[:3]
+        nodes = ir.walk(output.node for output in problem.graph.outputs)
+        alone = sum(isinstance(node, Contract | Reduce) for node in nodes) == 1
+        rungs = RUNGS[:3] if alone else RUNGS
     return tuple(_step(rung, problem, lengths) for rung in rungs)
 
 
@@ -225,3 +233,30 @@ def rows(steps: Sequence[Step]) -> list[dict[str, str]]:
         }
         for step in steps
     ]
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def sources(steps: Sequence[Step]) -> dict[str, str]:
+    """The CUDA of each rung by the name of its file; its head says what changed and what that saves."""
+    before: Step | None = None
+    found = {}
+    for step in steps:
+        found[f"{step.rung.number}_{step.rung.name}.cu"] = (
+            _head(step, before, len(steps)) + emit(step.plan).text
+        )
+        before = step
+    return found
+
+
+def _head(step: Step, before: Step | None, count: int) -> str:
+    lengths = ", ".join(f"{length_name(axis)} {length:,}" for axis, length in step.lengths)
+    paragraphs = [
+        f"Rung {step.rung.number} of {count}. {step.rung.title}.",
+        f"Changed: {step.rung.change}" if before else step.rung.change,
+        f"Saves: {saving(step, before)}" if before else saving(step, before),
+        f"By the model of {step.plan.problem.arch}, at {lengths}.",
+    ]
+    lines = [line for text in paragraphs for line in textwrap.wrap(text, 107)]
+    return "\n".join(f"// {line}" for line in lines) + "\n//\n"

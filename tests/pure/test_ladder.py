@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from fagen.plan.plan import Storage
@@ -15,6 +17,7 @@ from fagen.study.ladder import (
     matmul_lengths,
     rows,
     saving,
+    sources,
 )
 
 
@@ -39,7 +42,7 @@ def test_every_rung_moves_less(storage: Storage, arch: str, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 100, 1024, 4096, 10_001])
 def test_rungs_of_a_matrix_product(n: int) -> None:
-    steps = climb(matmul_ladder(), matmul_lengths(n))
+    steps = climb(matmul_ladder(n), matmul_lengths(n))
     assert [step.rung for step in steps] == list(RUNGS[:3])
     assert steps[0].moved_bytes == 4 * (2 * n**3 + n**2)
     assert all(step.flops == 2 * n**3 for step in steps)
@@ -50,7 +53,7 @@ def test_rungs_of_a_matrix_product(n: int) -> None:
 
 
 def test_known_figures_stand_in_the_table() -> None:
-    element, shared, registers = climb(matmul_ladder(), matmul_lengths(4096))
+    element, shared, registers = climb(matmul_ladder(4096), matmul_lengths(4096))
     assert rows([element])[0]["bytes moved"] == "549.8 GB"
     assert element.moved_bytes - 4 * 4096**2 == 549_755_813_888
     assert "16.0 times fewer bytes moved" in saving(shared, element)
@@ -64,3 +67,20 @@ def test_what_the_last_rung_saves() -> None:
     assert "3 launches fewer" in text
     assert "of extra memory" in text
     assert text.endswith(f"1 kernel moves {quantity(steps[4].moved_bytes, 'B')}.")
+
+
+def test_a_product_of_16_bit_matrices_is_of_16_bits() -> None:
+    assert all(
+        step.plan.outputs == ("fp16",) for step in climb(matmul_ladder(64, "fp16"), matmul_lengths(64))
+    )
+
+
+def test_files_say_what_changed_and_what_it_saves(generated: Callable[[str, str], None]) -> None:
+    files = sources(climb(attention_ladder(), attention_lengths()))
+    assert list(files) == ["1_separate.cu", "2_shared.cu", "3_registers.cu", "4_fused.cu", "5_one_pass.cu"]
+    for number, (name, text) in enumerate(files.items(), 1):
+        head = text.partition("#include")[0]
+        assert head.startswith(f"// Rung {number} of 5. ")
+        assert ("// Changed: " in head) == ("// Saves: " in head) == (number > 1)
+        assert max(map(len, text.splitlines())) <= 110, name
+        generated(f"ladder/{name}", text)
