@@ -122,7 +122,7 @@ class Kernel:
     def __init__(self, compiled: Compiled, captured: tuple[Any, ...], option: Options) -> None:
         self.compiled = compiled
         self.captured = captured
-        self._option = option
+        self.option = option
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
@@ -162,7 +162,7 @@ class Kernel:
         """The outputs for tensors of its dtype and head dims; for CPU tensors the emulator runs it."""
         from fagen.calls.entry import call_kernel
 
-        return call_kernel(self.compiled, tensors, self.captured, self._option)
+        return call_kernel(self, tensors)
 
 
 def compile(

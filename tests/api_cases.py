@@ -62,6 +62,10 @@ def tensors(
     return q, k, v
 
 
+def arch_of(device: str) -> str:
+    return "generic" if device == "cpu" else "sm_" + "".join(map(str, torch.cuda.get_device_capability()))
+
+
 def require_right(
     outputs: Tensor | Sequence[Tensor], traced: Traced, given: Sequence[Any], seed: int = 0
 ) -> None:
@@ -160,6 +164,25 @@ def a_program_of_several_outputs_scalars_and_tables(device: str) -> None:
         require_right(outputs, windowed.trace(), (*given, slopes, float(strength), width))
     by_name = windowed(*given, width=30, slopes=slopes, strength=-2)
     assert all(torch.equal(x, y) for x, y in zip(outputs, by_name, strict=True))
+
+
+K_HEADS, V_MIXED, MIX = (fg.Tensor[axes] for axes in ("b h kv d", "b e kv dv", "h e"))
+
+
+@fg.program
+def talking(q: Q, k: K_HEADS, v: V_MIXED, mix: MIX, strength: fg.Scalar, width: fg.Scalar[int]):
+    """Heads mixed between softmax and the weighted sum: several kernels, with buffers between them."""
+    s = fg.where(fg.q - fg.kv < width, strength * fg.dot(q, k, over="d"), -fg.inf)
+    return fg.dot(fg.dot(fg.softmax(s, over="kv"), mix, over="h"), v, over="kv")
+
+
+@case
+def several_kernels_hand_on_their_buffers(device: str) -> None:
+    q, k, v = tensors(device, q_heads=4, kv_heads=4)
+    mix = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).to(device)
+    for width in (9, -20):
+        given = (q, k, v[:, :3], mix, 0.5, width)
+        require_right(talking(*given), talking.trace(), given)
 
 
 @case
@@ -297,18 +320,17 @@ def b42_autocast_computes_in_its_dtype_and_a_mix_is_refused(device: str) -> None
 @case
 def a_kernel_compiled_ahead_runs(device: str) -> None:
     given = tensors(device)
-    arch = "generic" if device == "cpu" else f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"
     ids = torch.randint(0, 3, (2, 49), generator=torch.Generator().manual_seed(3)).sort(-1)[0].to(device)
     mask = fg.causal() & fg.document(ids)
-    kernel = fg.compile(mask=mask, head_dim=16, v_head_dim=24, dtype="fp32", arch=arch)
+    kernel = fg.compile(mask=mask, head_dim=16, v_head_dim=24, dtype="fp32", arch=arch_of(device))
     require_right(kernel(*given), traced_attention(mask=mask), given)
     other = torch.zeros_like(ids)
-    assert torch.equal(kernel(*given, other), fg.attention(*given, mask=fg.causal() & fg.document(other)))
+    require_right(kernel(*given, other), traced_attention(mask=fg.causal() & fg.document(other)), given)
     with pytest.raises(fg.FagenError, match="q holds fp16, and the kernel was compiled for fp32"):
         kernel(*(tensor.half() for tensor in given))
     with pytest.raises(fg.FagenError, match="head_dim is 8, and the kernel was compiled for 16"):
         kernel(*tensors(device, head_dim=8))
-    program = fg.compile(windowed, head_dim=16, v_head_dim=24, dtype="fp32", arch=arch)
+    program = fg.compile(windowed, head_dim=16, v_head_dim=24, dtype="fp32", arch=arch_of(device))
     slopes = torch.rand(4, device=device)
     out, lse = program(*given, slopes, 0.5, 9)
     require_right((out, lse), windowed.trace(), (*given, slopes, 0.5, 9))
@@ -334,11 +356,15 @@ def torch_compile_sees_one_operator(device: str) -> None:
     slopes = torch.rand(4, device=device)
     mask = fg.causal()
 
+    def halved(s: Any) -> Any:
+        return s * 0.5
+
     def layer(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         out, lse = windowed(q * 2, k, v, slopes, width=9, strength=0.5)
-        return out + 1, lse, fg.attention(q, k, v, mask=mask, bias=bias, score=lambda s: s * 0.5)
+        return out + 1, lse, kernel(q, k, v), fg.attention(q, k, v, mask=mask, bias=bias, score=halved)
 
     bias = torch.randn(33, 49, device=device)
+    kernel = fg.compile(mask=mask, head_dim=16, v_head_dim=24, dtype="fp32", arch=arch_of(device))
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for case_, lengths in enumerate(((33, 49), (20, 60))):
         q, k, v = tensors(device, q_len=lengths[0], kv_len=lengths[1], seed=case_)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,14 +51,25 @@ def _options(deterministic: bool, family: str | None) -> Options:
     return Options(deterministic, family)
 
 
-def call_kernel(
-    kernel: Compiled, args: Sequence[Any], captured: Sequence[Any], options: Options
-) -> Tensor | Outputs:
+class Held(Protocol):
+    """A kernel as `call_kernel` takes it."""
+
+    compiled: Compiled
+    captured: tuple[Any, ...]
+    option: Options
+
+
+def call_kernel(kernel: Held, args: tuple[Any, ...]) -> Tensor | Outputs:
     """The outputs of a compiled kernel; what it captured stands for last arguments that are not given."""
-    graph = kernel.problem.graph
-    missing = len(graph.arguments) - len(args)
-    values = (*args, *captured[len(captured) - missing :]) if 0 < missing <= len(captured) else args
-    return call(graph, values, options, kernel)
+    if torch.compiler.is_compiling():
+        return _one(torch_op.through_operator(_kernel_key(kernel, len(args)), args))
+    return call(kernel.compiled.problem.graph, _completed(kernel, args), kernel.option, kernel.compiled)
+
+
+def _completed(kernel: Held, args: Sequence[Any]) -> Sequence[Any]:
+    missing = len(kernel.compiled.problem.graph.arguments) - len(args)
+    captured = kernel.captured
+    return (*args, *captured[len(captured) - missing :]) if 0 < missing <= len(captured) else args
 
 
 # ------------------------------------------------------------------------------------------- torch.compile
@@ -131,6 +142,20 @@ def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | No
         return traced, (*given[:3], *traced.captured)
 
     return _registered("attention", values, Options(deterministic, family), (None,) * (3 + len(taken)))
+
+
+@_constant
+def _kernel_key(kernel: Held, count: int) -> str:
+    compiled = kernel.compiled
+    graph = compiled.problem.graph
+
+    def run(given: Sequence[Any]) -> Outputs:
+        return compute(graph, _completed(kernel, given), kernel.option, compiled)
+
+    def shapes(given: Sequence[Any]) -> Outputs:
+        return empty_outputs(graph, _completed(kernel, given))
+
+    return torch_op.register(Callee(graph.name, run, shapes, numbers_of(graph.arguments[:count])))
 
 
 def _registered(name: str, values: Any, options: Options, numbers: Any) -> str:
