@@ -33,7 +33,7 @@ from fagen.ir.graph import (
     Random,
     Symbol,
 )
-from fagen.plan.cost import PAD, VECTOR
+from fagen.plan.cost import VECTOR
 from fagen.plan.plan import SharedTile
 
 AFTER = 1
@@ -65,6 +65,12 @@ class TileText:
     """Whether neighbours along the rows lie side by side in memory."""
     plain: str
     """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
+    storage: str
+    """Of its elements in shared memory."""
+    vectors: bool
+    """Whether the tensor's rows are aligned to 16 bytes and hold what the tile holds."""
+    of_sum: bool
+    """Operand of a weighted sum, not of a product."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,8 @@ class StateText:
     operand: TileText | None
     weights: str
     """Of a weighted sum: the array of its values; equal values share one."""
+    weight: str
+    """Of a weighted sum on tensor cores: what a value is rounded to."""
     condition: str | None
     """Of a weighted sum: where it does not hold, the term is no part of it, whatever the guard says."""
     equation: str
@@ -180,6 +188,16 @@ class WalkText:
         if self.mode == "always":
             return test
         return f"!MASKED || {test}" if self.guard is None else f"!MASKED || ({test})"
+
+    @property
+    def product_tiles(self) -> list[TileText]:
+        """Tiles of the walk that products read."""
+        return [tile for tile in self.tiles if not tile.of_sum]
+
+    @property
+    def sum_tiles(self) -> list[TileText]:
+        """Tiles of the walk that weighted sums read."""
+        return [tile for tile in self.tiles if tile.of_sum]
 
     def weights_before(self, state: StateText) -> list[str]:
         """The arrays of weights that states before ``state`` fill."""
@@ -325,6 +343,38 @@ class ForwardLoop:
     def says(name: str, text: str) -> bool:
         """Whether ``text`` says ``name`` by itself, not as a member."""
         return re.search(rf"(?<![.\w]){name}\b", text) is not None
+
+    def loop_first(self, walk: WalkText) -> str:
+        """The first position of the first tile."""
+        ranges, block, axis = walk.loop.ranges, self.walk, self.walk_axis
+        if len(ranges) > 1:
+            return f"next_tile<{block}>(begin, end, 0)"
+        return f"{axis}_begin / {block} * {block}" if ranges and ranges[0][0] != "0" else "0"
+
+    def loop_end(self, walk: WalkText) -> str:
+        """Where the tiles of a walk end."""
+        return f"{self.walk_axis}_end" if len(walk.loop.ranges) == 1 else walk.loop.length
+
+    def loop_next(self, walk: WalkText) -> str:
+        """The first position of the next tile."""
+        next = f"{walk.loop.start} + {self.walk}"
+        return f"next_tile<{self.walk}>(begin, end, {next})" if len(walk.loop.ranges) > 1 else next
+
+    def loop_step(self, walk: WalkText) -> str:
+        """The step of a loop over the tiles."""
+        start = walk.loop.start
+        if len(walk.loop.ranges) > 1:
+            return f"{start} = {self.loop_next(walk)}"
+        return f"{start} += {self.walk}"
+
+    def loop_found(self, walk: WalkText, start: str) -> str:
+        """The first tile from ``start`` on that is not skipped."""
+        return f"find({start})" if walk.loop.skip else start
+
+    def full(self, walk: WalkText) -> str:
+        """Whether every element of a tile counts."""
+        inside = f"{walk.loop.start} + {self.walk} <= {walk.loop.length}"
+        return f"{walk.loop.full} && {inside}" if walk.loop.full else inside
 
     def says_last(self, walk: WalkText) -> bool:
         """Whether the last position of a tile is read."""
@@ -486,7 +536,7 @@ class _Builder:
         name = tensors[0].name if len(tensors) == 1 else record
         storage = tensors[0].storage if len(tensors) == 1 else ""
         rows = block_name(row_axis) if row_axis is not None else "1"
-        width = shared.pitch - PAD
+        width = shared.width
         length = scope.length(columns)
         size = dict(scope.plan.problem.sizes)[columns]
         chunked = side != "operand" and width < size
@@ -505,9 +555,18 @@ class _Builder:
             own=side == "own",
             by_rows=row_axis is not None and nearest(node, row_axis, columns) == row_axis,
             plain=plain_read(node, code, split, storage, row_axis, columns),
+            storage=shared.storage,
+            vectors=storage == shared.storage and self.aligned(node, row_axis, columns),
+            of_sum=side.startswith("operand"),
         )
         self.tiles[key] = made
         return made
+
+    def aligned(self, node: Node, rows: Axis | None, columns: Axis) -> bool:
+        """Whether ``node`` is a tensor whose rows along ``columns`` are known to be aligned."""
+        if not isinstance(node, Input) or node.layout[-1] != columns or rows not in node.layout:
+            return False
+        return self.scope.plan.problem.is_aligned(node)
 
     def _tile_name(self, name: str, shared: SharedTile) -> str:
         taken = {tile.name for tile in self.tiles.values()}
@@ -536,6 +595,8 @@ class _Builder:
         """The name of a thread's share of features along ``axis``, and how many of them lie side by side."""
         count = width // self.kernel.columns
         vector = VECTOR if count % VECTOR == 0 else 1
+        if self.kernel.tiling == "fragments":
+            vector = 2
         name = f"FEATURES_{axis.upper()}" if self.several_features else "FEATURES"
         self.shares[axis] = name, count, vector
         return name, vector
@@ -601,13 +662,13 @@ class _Builder:
         many = len({values[state] for state in walk.states if state.features}) > 1
         for state in walk.states:
             value, condition = values[state]
-            share, vector, operand, held = None, 1, None, ""
+            share, vector, operand, held, record = None, 1, None, "", ""
             if state.features:
                 assert state.operand is not None
                 (axis,) = state.features
                 record = f"operand{infix}{list(operands).index((state.operand, state.features))}"
                 operand = self.tile(f"operand{number}", record, state.operand, axis)
-                share, vector = self.share(axis, self.shared[record].pitch - PAD)
+                share, vector = self.share(axis, self.shared[record].width)
                 key = lower(value), lower(condition) if condition is not None else None
                 held = weights.setdefault(key, f"weights{len(weights)}" if many else "weights")
             name = state.symbol.name
@@ -627,6 +688,7 @@ class _Builder:
                 vector=vector,
                 operand=operand,
                 weights=held,
+                weight=self.shared[record].storage if operand is not None else "",
                 condition=split.text(lower(condition)) if condition is not None else None,
                 equation=self.equation(state),
             )

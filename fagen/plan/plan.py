@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from fagen.derive.intervals import RangePlan
 from fagen.derive.streaming import Fusion
 from fagen.derive.walk import Note, Stage
-from fagen.ir.graph import Axis, Graph, Node
+from fagen.ir.graph import Axis, Graph, Input, Node
 
 Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool", "uint8"]
 """How the elements of a tensor lie in memory; a bool is one byte."""
@@ -51,6 +51,20 @@ class Problem:
     correctness."""
     fusion: Fusion = "full"
     tiling: Tiling = "registers"
+    aligned: tuple[bool, ...] = ()
+    """For each tensor argument, whether its address and all its strides but the last, which is 1, are
+    multiples of 16 bytes; empty: all are."""
+
+    def is_aligned(self, tensor: Input) -> bool:
+        """Whether rows of ``tensor`` can be read 16 bytes at a time; what a plan stores itself can't be
+        told."""
+        if not self.aligned:
+            return tensor.position < len(self.graph.arguments)
+        tensors = [argument for argument in self.graph.arguments if isinstance(argument, Input)]
+        return any(
+            aligned and argument.position == tensor.position
+            for argument, aligned in zip(tensors, self.aligned, strict=True)
+        )
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@
 #include "layout.cuh"
 #include "shared.cuh"
 
-template <class T, int ROWS, int WIDTH>
-struct OperandTile : TileLayout<WIDTH> {
-  static constexpr uint32 BYTES = ROWS * TileLayout<WIDTH>::PITCH * sizeof(T);
-  Shared<T, ROWS * TileLayout<WIDTH>::PITCH> elements;
+template <class T, int ROWS_, int WIDTH_>
+struct OperandTile : TileLayout<WIDTH_> {
+  using Element = T;
+  static constexpr int ROWS = ROWS_, WIDTH = WIDTH_;
+  static constexpr uint32 BYTES = ROWS_ * TileLayout<WIDTH_>::PITCH * sizeof(T);
+  Shared<T, ROWS_ * TileLayout<WIDTH_>::PITCH> elements;
 
   __device__ __forceinline__ explicit OperandTile(uint32 address) : elements(address) {}
 

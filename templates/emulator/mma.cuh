@@ -6,10 +6,12 @@
 #include "shared.cuh"
 #include "warp.cuh"
 
-template <class T, int ROWS, int WIDTH>
-struct OperandTile : TileLayout<WIDTH> {
-  static constexpr uint32 BYTES = ROWS * TileLayout<WIDTH>::PITCH * sizeof(T);
-  Shared<T, ROWS * TileLayout<WIDTH>::PITCH> elements;
+template <class T, int ROWS_, int WIDTH_>
+struct OperandTile : TileLayout<WIDTH_> {
+  using Element = T;
+  static constexpr int ROWS = ROWS_, WIDTH = WIDTH_;
+  static constexpr uint32 BYTES = ROWS_ * TileLayout<WIDTH_>::PITCH * sizeof(T);
+  Shared<T, ROWS_ * TileLayout<WIDTH_>::PITCH> elements;
 
   explicit OperandTile(uint32 address, int line = __builtin_LINE()) : elements(address, line) {
     if (address % 16 != 0) fagen_finding(line, "a tile of tensor-core operands begins at byte %u", address);

@@ -1,0 +1,57 @@
+// operands.cuh: tiles of tensor-core operands brought into shared memory by a whole block.
+//
+//   copy_operand<THREADS, COLUMNS>(tile, first, length, data, row_step)
+//       row i, column j becomes data[(first + i) * row_step + j], by asynchronous copies of 16 bytes, to which all
+//       rows are aligned; from `length` on rows become 0, columns from COLUMNS on too. The threads commit and wait.
+//   fill_operand<THREADS, COLUMNS>(tile, first, length, element)
+//       the same for element(first + i, j), a float, which is rounded; done at once
+//   Known<VALUE>   a number known when the kernel is compiled, as an argument: known.value
+#pragma once
+
+#include <async.cuh>
+#include <math.cuh>
+#include <mma.cuh>
+
+template <bool VALUE>
+struct Known {
+  static constexpr bool value = VALUE;
+};
+
+// A team of neighbouring threads copies a row, so that the addresses of a thread differ by constants.
+template <int THREADS, int COLUMNS, class T, int ROWS, int WIDTH>
+__device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& tile, int first, int length,
+                                             const T* data, int64 row_step) {
+  using Layout = TileLayout<WIDTH>;
+  constexpr int TEAM = Layout::TEAM < THREADS / ROWS ? THREADS / ROWS : Layout::TEAM, STEP = THREADS / TEAM;
+  constexpr bool STEADY = !Layout::SWIZZLED || STEP % 8 == 0;
+  const int row = threadIdx.x / TEAM, column = threadIdx.x % TEAM * 8, at = opaque(tile.at(row, column));
+  const int rows = length - first;
+  data += (first + row) * row_step + column;
+#pragma unroll
+  for (int i = 0; i < ROWS; i += STEP) {
+#pragma unroll
+    for (int j = 0; j < WIDTH; j += TEAM * 8) {
+      const int count = WIDTH == COLUMNS ? 8 : maximum(minimum(COLUMNS - column - j, 8), 0);
+      if (j + TEAM * 8 <= WIDTH || column + j < WIDTH) {
+        const int to = STEADY ? at + i * Layout::PITCH + j : tile.at(row + i, column + j);
+        copy_async<8>(tile.elements, to, data + j, row + i < rows ? count : 0);
+      }
+    }
+    data += STEP * row_step;
+  }
+}
+
+template <int THREADS, int COLUMNS, class T, int ROWS, int WIDTH, class Element>
+__device__ __forceinline__ void fill_operand(const OperandTile<T, ROWS, WIDTH>& tile, int first, int length,
+                                             Element element) {
+  for (int chunk = threadIdx.x; chunk < ROWS * WIDTH / 8; chunk += THREADS) {
+    const int row = chunk / (WIDTH / 8), column = chunk % (WIDTH / 8) * 8;
+    Vec<T, 8> values;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const bool inside = first + row < length && column + j < COLUMNS;
+      values[j] = from_float<T>(inside ? element(first + row, column + j) : 0.0f);
+    }
+    store_vector(tile.elements, tile.at(row, column), values);
+  }
+}
