@@ -1,4 +1,4 @@
-"""Emitted kernels on the emulator: the text of a plan, compiled by g++, run on tensors, held to the reference."""
+"""Emitted kernels on the emulator: a plan as text, compiled by g++, run on tensors, held to the reference."""
 
 from __future__ import annotations
 
