@@ -167,9 +167,9 @@ CALLS = {
         "head_dim 40000 in fp32 needs at least ",
     ),
     "a family that is not there": (
-        lambda: fg.attention(X, X, X, family="sm90"),
+        lambda: fg.attention(X, X, X, family="sm99"),
         PlanError,
-        "family 'sm90' does not run on emulator (sm_75); family= takes simt there",
+        "family 'sm99' does not run on emulator (sm_75); family= takes simt",
     ),
     "v unused": (
         lambda: without_v(X, X, X),
@@ -278,8 +278,8 @@ COMMANDS = {
     "dtype": (["--dtype", "fp8"], "compile: dtype is 'fp8'; it is fp32, fp16 or bf16"),
     "arch": (["--arch", "sm_70"], "no GPU is known as 'sm_70'; arch= takes "),
     "family": (
-        ["--family", "sm90", "--arch", "A100"],
-        "family 'sm90' does not run on A100 (sm_80); family= takes simt there",
+        ["--family", "sm99", "--arch", "A100"],
+        "family 'sm99' does not run on A100 (sm_80); family= takes simt",
     ),
     "direction": (["--direction", "sideways"], "compile: direction is 'sideways'; "),
     "heads": (
