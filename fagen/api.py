@@ -316,7 +316,9 @@ def _inputs(traced: Traced, dtype: Any) -> tuple[Storage, ...]:
         elif argument.stored != "float":
             storage = "bool" if argument.stored == "bool" else "int64"
         elif features & set(argument.layout):
-            storage = _storage("fp16" if by_name else dtype)
+            if by_name:
+                raise UsageError(f"dtype names none for {argument.name}", call="compile", works="give each")
+            storage = _storage(dtype)
         else:
             storage = "fp32"
         found.append(storage)

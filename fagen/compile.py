@@ -77,7 +77,7 @@ class Compiled:
         self._chosen = 0
         self._rejected: list[Rejected] = []
         self._binaries: dict[str | tuple[int, int], Binary] = {}
-        self._emulated: dict[Checker, EmulatedKernels] = {}
+        self._emulated: dict[tuple[Checker, str], EmulatedKernels] = {}
         self._emulated_recipe: Recipe | None = None
 
     @cached_property
@@ -149,12 +149,13 @@ class Compiled:
 
         Raises ToolchainError without one, BuildError for text it refuses.
         """
-        found = self._emulated.get(checker)
+        key = checker, os.environ.get("FAGEN_OVERRIDE", "")
+        found = self._emulated.get(key)
         if found is None:
             with self._lock:
-                found = self._emulated.get(checker)
+                found = self._emulated.get(key)
                 if found is None:
-                    found = self._emulated[checker] = self._build_emulated(checker)
+                    found = self._emulated[key] = self._build_emulated(checker)
         return found
 
     def _build_emulated(self, checker: Checker) -> EmulatedKernels:

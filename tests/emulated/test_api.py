@@ -29,16 +29,13 @@ def test_on_cpu_tensors(name: str) -> None:
 def test_an_edited_text_computes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tensors("cpu")
     mask = fg.causal()
-    right = fg.attention(*given, mask=mask)
     kernel = fg.compile(mask=mask, head_dim=16, v_head_dim=24, dtype="fp32", arch="emulator")
+    right = kernel(*given)
     text, count = re.subn(r"SCALE = 0\.25f", "SCALE = 0.5f", kernel.source)
     assert count == 1
     (tmp_path / f"{kernel.name}.cu").write_text(text)
     monkeypatch.setenv("FAGEN_OVERRIDE", str(tmp_path))
-    again = fg.compile(mask=fg.causal(), score=[], head_dim=16, v_head_dim=24, dtype="fp32", arch="emulator")
-    assert again.name == kernel.name
-    again.compiled._emulated.clear()
-    wrong = again(*given)
+    wrong = kernel(*given)
     assert not torch.allclose(wrong, right, atol=1e-3)
     require_right(wrong, traced_attention(mask=mask, scale=0.5), given)
 
@@ -68,14 +65,12 @@ def test_the_address_checker_knows_the_edges_of_a_sliced_tensor(
     kernel = fg.compile(head_dim=16, v_head_dim=24, dtype="fp32", arch="emulator")
     with emulation(checker="address", workers=1):
         require_right(kernel(*given), traced_attention(), given)
-    text, count = re.subn(r"(V, kv_start, )p\.kv_len,", r"\1p.kv_len + 9,", kernel.source)
+    text, count = re.subn(r"(V, kv_start, )p\.kv_len\b", r"\1p.kv_len + 9", kernel.source)
     assert count == 1
     (tmp_path / f"{kernel.name}.cu").write_text(text)
     monkeypatch.setenv("FAGEN_OVERRIDE", str(tmp_path))
-    kernel.compiled._emulated.clear()
-    with emulation(checker="address", workers=1), pytest.raises(EmulatorFinding, match=r"\bv\b"):
+    with emulation(checker="address", workers=1), pytest.raises(EmulatorFinding, match=r"line \d+: read of"):
         kernel(*given)
-    kernel.compiled._emulated.clear()
 
 
 def test_what_no_thread_writes_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,11 @@ BAD_KERNELS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         r"compile: dtype names w, which is no argument; those are q, k, v",
     ),
+    "dtype for some": (
+        {"head_dim": 8, "dtype": {"q": "fp16"}},
+        ValueError,
+        r"compile: dtype names none for k; give each",
+    ),
     "direction": ({"head_dim": 8, "direction": "sideways"}, ValueError, r"compile: direction is 'sideways'"),
     "arch": ({"head_dim": 8, "arch": "B17"}, PlanError, r"no GPU is known as 'B17'; arch= takes .*sm_90a"),
     "program and parts": (
@@ -331,7 +336,7 @@ def test_dtypes_of_arguments_may_be_named() -> None:
     declared = fg.compile(head_dim=8, bias=fg.Tensor["h q kv"], sink=fg.Tensor["h"])
     assert declared.plan.problem.inputs == ("fp16", "fp16", "fp16", "fp32", "fp32")
     with pytest.raises(DtypeError, match="dtype is 'int5'"):
-        fg.compile(scaled, head_dim=8, dtype={"ids": "int5"})
+        fg.compile(scaled, head_dim=8, dtype={"q": "fp16", "k": "fp16", "v": "fp16", "ids": "int5"})
 
 
 def test_a_name_says_what_a_kernel_is_and_no_other_has_it() -> None:
