@@ -233,7 +233,10 @@ def ladder(
             q_len or (64 if small else 4096), batch=batch, q_heads=q_heads or (1 if small else 8)
         )
     else:
-        problem, lengths = rungs.matmul_ladder(matmul, _storage(dtype), arch=arch), rungs.matmul_lengths(matmul)
+        problem, lengths = (
+            rungs.matmul_ladder(matmul, _storage(dtype), arch=arch),
+            rungs.matmul_lengths(matmul),
+        )
     steps = rungs.climb(problem, lengths)
     trials = [] if where is None else _tried(steps, where, seed)
     if json:
