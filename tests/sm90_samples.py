@@ -32,7 +32,7 @@ class Design:
 
     def text(self) -> str:
         text = sample("attention_sm90", self.edits, element=self.element)
-        names = "head_dim block_kv groups stages q_stages causal turns pass_over".split()
+        names = ["head_dim", "block_kv", "groups", "stages", "q_stages", "causal", "turns", "pass_over"]
         values = {name.upper(): getattr(self, name) for name in names}
         values["PRODUCER_REGISTERS"], values["CONSUMER_REGISTERS"] = REGISTERS[self.groups]
         for name, value in values.items():

@@ -40,9 +40,10 @@ __device__ __forceinline__ void arrive(Barrier barrier) {
 }
 
 __device__ __forceinline__ void arrive_expecting(Barrier barrier, uint32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(window_address(barrier.address)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(window_address(barrier.address)),
+      "r"(bytes)
+      : "memory");
 }
 
 __device__ __forceinline__ void wait(Barrier barrier, uint32 parity) {

@@ -26,25 +26,29 @@ __device__ __forceinline__ void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-__device__ __forceinline__ void load_box(uint32 to, const TensorMap& map, Barrier barrier, int column, int row, int head,
-                                         int batch) {
+__device__ __forceinline__ void load_box(uint32 to, const TensorMap& map, Barrier barrier, int column,
+                                         int row, int head, int batch) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, %6, %7}], "
       "[%2];" ::"r"(window_address(to)),
       "l"(&map), "r"(window_address(barrier.address)), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch)
       : "memory");
 }
 
-__device__ __forceinline__ void store_box(const TensorMap& map, uint32 from, int column, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
-               "r"(window_address(from)), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch)
-               : "memory");
+__device__ __forceinline__ void store_box(const TensorMap& map, uint32 from, int column, int row, int head,
+                                          int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
+          &map),
+      "r"(window_address(from)), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch)
+      : "memory");
 }
 
 // A box is a whole tile, or a panel where the last one reaches past the columns.
 template <class Tile>
-__device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& map, Barrier barrier, int row, int head,
-                                          int batch) {
+__device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& map, Barrier barrier, int row,
+                                          int head, int batch) {
   constexpr int BOXES = Tile::WHOLE ? 1 : Tile::PANELS;
 #pragma unroll
   for (int i = 0; i < BOXES; ++i) {
@@ -53,7 +57,8 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& map
 }
 
 template <class Tile>
-__device__ __forceinline__ void store_tile(const TensorMap& map, const Tile& tile, int row, int head, int batch) {
+__device__ __forceinline__ void store_tile(const TensorMap& map, const Tile& tile, int row, int head,
+                                           int batch) {
   constexpr int BOXES = Tile::WHOLE ? 1 : Tile::PANELS;
 #pragma unroll
   for (int i = 0; i < BOXES; ++i) {

@@ -40,7 +40,9 @@ template <class T, int N>
 __device__ __forceinline__ void pin(Left<T> (&factor)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    asm volatile("" : "+r"(factor[i].word[0]), "+r"(factor[i].word[1]), "+r"(factor[i].word[2]), "+r"(factor[i].word[3])::"memory");
+    asm volatile(""
+                 : "+r"(factor[i].word[0]), "+r"(factor[i].word[1]), "+r"(factor[i].word[2]),
+                   "+r"(factor[i].word[3])::"memory");
   }
 }
 
@@ -52,7 +54,8 @@ __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
 
 // One instruction for each number of columns: its text names all registers. The operands after the sums stand at the
 // numbers that follow.
-#define FAGEN_SUMS(j) "+f"(d[0][2 * (j)]), "+f"(d[0][2 * (j) + 1]), "+f"(d[1][2 * (j)]), "+f"(d[1][2 * (j) + 1])
+#define FAGEN_SUMS(j) \
+  "+f"(d[0][2 * (j)]), "+f"(d[0][2 * (j) + 1]), "+f"(d[1][2 * (j)]), "+f"(d[1][2 * (j) + 1])
 #define FAGEN_NAMES_1 "%0, %1, %2, %3"
 #define FAGEN_NAMES_2 FAGEN_NAMES_1 ", %4, %5, %6, %7"
 #define FAGEN_NAMES_3 FAGEN_NAMES_2 ", %8, %9, %10, %11"
@@ -118,26 +121,27 @@ __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
 #define FAGEN_SUMS_31 FAGEN_SUMS_30, FAGEN_SUMS(30)
 #define FAGEN_SUMS_32 FAGEN_SUMS_31, FAGEN_SUMS(31)
 
-#define FAGEN_WGMMA_OF(T, TYPE, G, N, A, B, C, D, E, F, H)                                                        \
-  template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>                                                        \
-  __device__ __forceinline__ void wgmma(T, float (&d)[2][N / 4], uint64 left, uint64 right, int add) {          \
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N           \
-                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, %" #A ", %" #B ", add, 1, 1, %" #D ", %" #E  \
-                 ";}"                                                                                           \
-                 : FAGEN_SUMS_##G                                                                               \
-                 : "l"(left), "l"(right), "r"(add), "n"(LEFT_TRANSPOSED), "n"(RIGHT_TRANSPOSED));               \
-  }                                                                                                             \
-  template <bool RIGHT_TRANSPOSED>                                                                              \
-  __device__ __forceinline__ void wgmma(T, float (&d)[2][N / 4], const Left<T>& left, uint64 right, int add) {  \
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N           \
-                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E  \
-                 ", add, 1, 1, %" #H ";}"                                                                       \
-                 : FAGEN_SUMS_##G                                                                               \
-                 : "r"(left.word[0]), "r"(left.word[1]), "r"(left.word[2]), "r"(left.word[3]), "l"(right),      \
-                   "r"(add), "n"(RIGHT_TRANSPOSED));                                                            \
+#define FAGEN_WGMMA_OF(T, TYPE, G, N, A, B, C, D, E, F, H)                                                 \
+  template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>                                                   \
+  __device__ __forceinline__ void wgmma(T, float (&d)[2][N / 4], uint64 left, uint64 right, int add) {     \
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N      \
+                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, %" #A ", %" #B ", add, 1, 1, %" #D      \
+                                                               ", %" #E ";}"                               \
+                 : FAGEN_SUMS_##G                                                                          \
+                 : "l"(left), "l"(right), "r"(add), "n"(LEFT_TRANSPOSED), "n"(RIGHT_TRANSPOSED));          \
+  }                                                                                                        \
+  template <bool RIGHT_TRANSPOSED>                                                                         \
+  __device__ __forceinline__ void wgmma(T, float (&d)[2][N / 4], const Left<T>& left, uint64 right,        \
+                                        int add) {                                                         \
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N      \
+                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, {%" #A ", %" #B ", %" #C ", %" #D       \
+                                                               "}, %" #E ", add, 1, 1, %" #H ";}"          \
+                 : FAGEN_SUMS_##G                                                                          \
+                 : "r"(left.word[0]), "r"(left.word[1]), "r"(left.word[2]), "r"(left.word[3]), "l"(right), \
+                   "r"(add), "n"(RIGHT_TRANSPOSED));                                                       \
   }
-#define FAGEN_WGMMA(G, N, A, B, C, D, E, F, H)                     \
-  FAGEN_WGMMA_OF(fp16, "f16", G, N, A, B, C, D, E, F, H)           \
+#define FAGEN_WGMMA(G, N, A, B, C, D, E, F, H)           \
+  FAGEN_WGMMA_OF(fp16, "f16", G, N, A, B, C, D, E, F, H) \
   FAGEN_WGMMA_OF(bf16, "bf16", G, N, A, B, C, D, E, F, H)
 FAGEN_WGMMA(1, 8, 4, 5, 6, 7, 8, 9, 10)
 FAGEN_WGMMA(2, 16, 8, 9, 10, 11, 12, 13, 14)
@@ -183,16 +187,16 @@ __device__ __forceinline__ void multiply_steps(float (&sums)[2][N], const A& lef
 }
 
 template <bool ADD, class T, int STEPS, class B, int N>
-__device__ __forceinline__ void multiply_steps(float (&sums)[2][N], const Left<T> (&left)[STEPS], const B& right) {
+__device__ __forceinline__ void multiply_steps(float (&sums)[2][N], const Left<T> (&left)[STEPS],
+                                               const B& right) {
   static_assert(B::LENGTH == 4 * N && B::STEPS == STEPS);
 #pragma unroll
   for (int k = 0; k < STEPS; ++k) wgmma<B::ACROSS>(T(), sums, left[k], right.step(k), ADD || k > 0);
 }
 
 template <class T, int STEPS>
-__device__ __forceinline__ const Left<T> (&left_operand(const Left<T> (&factor)[STEPS]))[STEPS] {
-  return factor;
-}
+__device__ __forceinline__ const Left<T> (&left_operand(const Left<T> (&factor)[STEPS]))
+    [STEPS] { return factor; }
 
 template <class L, class R, int N>
 __device__ __forceinline__ void multiply(float (&sums)[2][N], const L& left, const R& right) {
@@ -208,7 +212,7 @@ template <class T, class Tile>
 __device__ __forceinline__ void store_left(const Tile& tile, int row, int column, const Left<T>& factor) {
   const int lane = threadIdx.x % 32;
   const uint32 to = window_address(tile.chunk_at(row + lane % 16, column + lane / 16 * 8));
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(factor.word[0]),
-               "r"(factor.word[1]), "r"(factor.word[2]), "r"(factor.word[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(factor.word[0]), "r"(factor.word[1]), "r"(factor.word[2]), "r"(factor.word[3])
                : "memory");
 }

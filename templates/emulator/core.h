@@ -64,7 +64,7 @@ struct FagenTransfer {
   void (*load)(const FagenTransfer& transfer);
   void (*read)(const FagenTransfer& transfer, unsigned char* into);
   void (*write)(const FagenTransfer& transfer, const unsigned char* from);
-  const void* map;
+  alignas(128) unsigned char map[128];
   unsigned char* shared;
   unsigned address, bytes, barrier;
   int at[5];
@@ -73,7 +73,7 @@ struct FagenTransfer {
 void fagen_load(const FagenTransfer* transfer, int line);
 void fagen_store(const FagenTransfer* transfer, int line);
 void fagen_store_commit();
-void fagen_store_wait(unsigned groups, bool only_reads);
+void fagen_store_wait(unsigned groups, bool only_reads, int line);
 
 // This thread wrote to shared memory; what it wrote so far may be read by the units beside it.
 void fagen_note_write(unsigned address, unsigned bytes, int line);

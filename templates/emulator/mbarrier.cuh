@@ -63,6 +63,8 @@ struct Pipe {
     return filled(at.stage());
   }
 
-  void wait(Ring<STAGES> at, int line = __builtin_LINE()) const { ::wait(filled(at.stage()), at.parity(), line); }
+  void wait(Ring<STAGES> at, int line = __builtin_LINE()) const {
+    ::wait(filled(at.stage()), at.parity(), line);
+  }
   void free(Ring<STAGES> at, int line = __builtin_LINE()) const { arrive(freed(at.stage()), line); }
 };

@@ -54,6 +54,8 @@ void Scheduler::admit_blocks() {
       block->shared = static_cast<unsigned char*>(shared);
     }
     block->warps.resize((block_threads_ + 31) / 32);
+    if (request_.schedule == static_cast<int>(Schedule::random) && random_.below(2))
+      block->slow_warps = random_.next() & random_.next();
     for (unsigned i = 0; i < block_threads_; ++i) {
       Fiber& fiber = *idle_.back();
       idle_.pop_back();
@@ -97,6 +99,13 @@ void Scheduler::make_ready(Fiber& fiber) {
   fiber.state = State::ready;
   fiber.owner->warps[fiber.number / 32].ready |= 1u << fiber.lane;
   fiber.owner->ready_warps |= 1u << fiber.number / 32;
+}
+
+// Where others might get ahead of a thread, they sometimes do.
+void Scheduler::perhaps_yield(Fiber& fiber) {
+  if (request_.schedule != static_cast<int>(Schedule::random) || random_.below(4)) return;
+  make_ready(fiber);
+  suspend(fiber, State::ready);
 }
 
 void Scheduler::first_steps() {
@@ -265,8 +274,8 @@ void Scheduler::complete(Fiber& fiber, size_t index) {
   progress_ = true;
 }
 
-void Scheduler::complete_any() {
-  if (!flights_.empty() && (busy_.empty() || random_.below(2) == 0)) return land_any();
+void Scheduler::complete_any(bool forced) {
+  if (!flights_.empty() && (busy_.empty() || random_.below(2) == 0)) return land_any(forced);
   Fiber& fiber = *busy_[random_.below(static_cast<unsigned>(busy_.size()))];
   complete(fiber, Engine::IN_ORDER ? 0 : random_.below(static_cast<unsigned>(fiber.flying.size())));
 }
@@ -301,16 +310,20 @@ Fiber* Scheduler::pick() {
     const unsigned dice = random_.next();
     if (dice % 4 == 0) block_cursor_ = dice >> 8;
     if (dice % 4 == 0 || dice % 4 == 1) warp_cursor_ = ~0u;
-    if (dice / 16 % 16 == 0) wake_pollers();
+    if (dice / 16 % 16 == 0 && progress_) {  // who spins finds nothing new else
+      progress_ = false;
+      wake_pollers();
+    }
   }
-  if (moments_ == Moment::between && in_flight() && random_.below(4) == 0) complete_any();
+  if (moments_ == Moment::between && in_flight() && random_.below(4) == 0) complete_any(false);
   for (size_t tries = 0; tries < live_.size(); ++tries, ++block_cursor_) {
     block_cursor_ %= live_.size();
     Block& block = *live_[block_cursor_];
     if (!block.ready_warps) continue;
     if (warp_cursor_ >= block.warps.size() || !block.warps[warp_cursor_].ready ||
         request_.schedule != static_cast<int>(Schedule::random)) {
-      warp_cursor_ = choose(block.ready_warps);
+      const unsigned quick = block.ready_warps & ~block.slow_warps;
+      warp_cursor_ = choose(quick && random_.below(64) ? quick : block.ready_warps);
     }
     Warp& warp = block.warps[warp_cursor_];
     const unsigned lane = choose(warp.ready);
@@ -387,7 +400,7 @@ void Scheduler::run() {
         report_deadlock();
         break;
       }
-      complete_any();
+      complete_any(true);
     }
     progress_ = false;
     if (!wake_pollers() && !in_flight()) report_deadlock();

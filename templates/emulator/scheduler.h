@@ -70,6 +70,7 @@ struct Block {
   std::vector<Fiber*> fibers;
   std::vector<Warp> warps;
   unsigned ready_warps = 0;  // by warp
+  unsigned slow_warps = 0;   // which mostly wait until no other warp is ready
   unsigned arrived = 0, gone = 0;
   int barrier_line = 0;
   Moments moments;
@@ -139,6 +140,7 @@ class Scheduler {
     capacity_ = static_cast<unsigned>(std::min(wanted, mine));
     constexpr Moment choices[] = {Moment::at_issue, Moment::at_wait, Moment::between, Moment::between};
     moments_ = choices[random_.below(4)];
+    late_units_ = random_.below(2) ? random_.next() : 0;
   }
 
   ~Scheduler() {
@@ -167,7 +169,7 @@ class Scheduler {
   void note_write(Fiber& fiber, unsigned address, unsigned bytes, int line);
   void issue_load(Fiber& fiber, const FagenTransfer& transfer, int line);
   void issue_store(Fiber& fiber, const FagenTransfer& transfer, int line);
-  void wait_stores(Fiber& fiber, unsigned groups, bool only_reads);
+  void wait_stores(Fiber& fiber, unsigned groups, bool only_reads, int line);
   void issue_product(Fiber& fiber, const FagenGroupProduct& product, int line);
   void commit_products(Fiber& fiber);
   void wait_products(Fiber& fiber, unsigned groups, int line);
@@ -185,6 +187,7 @@ class Scheduler {
   Random random_;
   unsigned block_threads_, capacity_;
   Moment moments_;
+  unsigned late_units_;  // units whose operations land only where nothing else can go on
   bool progress_ = false, stopped_ = false;
   char* stacks_ = nullptr;
   size_t stacks_bytes_ = 0;
@@ -205,10 +208,11 @@ class Scheduler {
   void resume(Fiber& fiber);
   void suspend(Fiber& fiber, State state);
   void make_ready(Fiber& fiber);
+  void perhaps_yield(Fiber& fiber);
   Fiber* pick();
   bool wake_pollers();
   void complete(Fiber& fiber, size_t index);
-  void complete_any();
+  void complete_any(bool forced);
   void start_units(Block& block);
   void leave_units(Fiber& fiber);
   void retire_units(Block& block);
@@ -216,7 +220,9 @@ class Scheduler {
   void end_phase(Block& block, unsigned address, Barrier& barrier);
   void fly(std::unique_ptr<Flight> flight);
   void land(size_t index);
-  void land_any();
+  void land_any(bool forced);
+  void land_or_poll(Fiber& fiber, size_t index, const char* what, int line);
+  bool is_late(const Flight& flight) const { return late_units_ >> static_cast<unsigned>(flight.unit) & 1; }
   bool in_flight() const { return !busy_.empty() || !flights_.empty(); }
   const Flight* touching(const Block& block, unsigned begin, unsigned end, bool only_writes) const;
   void check_fenced(Fiber& fiber, unsigned begin, unsigned end, int line);

@@ -18,7 +18,7 @@ struct alignas(128) TensorMap {
 // bytes of a box; an element is two bytes.
 template <class Copy>
 inline void fagen_each_chunk(const FagenTransfer& transfer, Copy copy) {
-  const auto& map = *static_cast<const TensorMap*>(transfer.map);
+  const auto& map = *reinterpret_cast<const TensorMap*>(transfer.map);
   const int row_bytes = map.panel_bytes;
   const int rows = transfer.bytes / row_bytes;
   for (int row = 0; row < rows; ++row) {
@@ -34,7 +34,10 @@ inline void fagen_each_chunk(const FagenTransfer& transfer, Copy copy) {
       const int64 left = inside && column >= 0 ? map.lengths[0] - column : 0;
       const uint32 plain = transfer.address + row * row_bytes + byte;
       const uint32 address = plain ^ (plain >> 3 & (row_bytes - 16) & 0x70);
-      copy(address, map.base + offset + column * 2, left < 0 ? 0 : left < 8 ? 2 * static_cast<int>(left) : 16);
+      copy(address, map.base + offset + column * 2,
+           left < 0   ? 0
+           : left < 8 ? 2 * static_cast<int>(left)
+                      : 16);
     }
   }
 }
@@ -59,13 +62,22 @@ inline void fagen_run_write(const FagenTransfer& transfer, const unsigned char* 
 
 inline void prefetch(const TensorMap&) {}
 
-inline FagenTransfer fagen_transfer(uint32 address, const TensorMap& map, int column, int row, int head, int batch,
-                                    int line) {
-  FagenTransfer transfer{fagen_run_load, fagen_run_read, fagen_run_write, &map, fagen_self->shared, address, 0, 0,
+inline FagenTransfer fagen_transfer(uint32 address, const TensorMap& map, int column, int row, int head,
+                                    int batch, int line) {
+  FagenTransfer transfer{fagen_run_load,
+                         fagen_run_read,
+                         fagen_run_write,
+                         {},
+                         fagen_self->shared,
+                         address,
+                         0,
+                         0,
                          {column, row, 0, head, batch}};
+  __builtin_memcpy(transfer.map, &map, sizeof map);
   transfer.bytes = map.panel_bytes * map.box[1] * map.box[2] * map.box[3] * map.box[4];
   if (address % 1024 != 0 || address + transfer.bytes > fagen_self->shared_bytes) {
-    fagen_finding(line, "a box of %u bytes at byte %u of %u", transfer.bytes, address, fagen_self->shared_bytes);
+    fagen_finding(line, "a box of %u bytes at byte %u of %u", transfer.bytes, address,
+                  fagen_self->shared_bytes);
   }
   return transfer;
 }
@@ -74,7 +86,8 @@ template <class Tile>
 inline void fagen_check_box(const TensorMap& map, int line) {
   constexpr int PANELS = Tile::WHOLE ? Tile::PANELS : 1;
   if (map.panel_bytes != Tile::ROW_BYTES || map.box[1] != Tile::ROWS || map.box[2] != PANELS) {
-    fagen_finding(line, "a tile of %d x %d in panels of %u bytes from a map of boxes of %d x %d panels of %d bytes",
+    fagen_finding(line,
+                  "a tile of %d x %d in panels of %u bytes from a map of boxes of %d x %d panels of %d bytes",
                   Tile::ROWS, Tile::COLUMNS, Tile::ROW_BYTES, map.box[1], map.box[2], map.panel_bytes);
   }
 }
@@ -84,7 +97,8 @@ inline void load_tile(const Tile& tile, const TensorMap& map, Barrier barrier, i
                       int line = __builtin_LINE()) {
   fagen_check_box<Tile>(map, line);
   for (int i = 0; i < (Tile::WHOLE ? 1 : Tile::PANELS); ++i) {
-    FagenTransfer box = fagen_transfer(tile.address + i * Tile::PANEL_BYTES, map, i * Tile::PANEL, row, head, batch, line);
+    FagenTransfer box =
+        fagen_transfer(tile.address + i * Tile::PANEL_BYTES, map, i * Tile::PANEL, row, head, batch, line);
     box.barrier = barrier.address;
     fagen_load(&box, line);
   }
@@ -106,13 +120,13 @@ inline void store_commit() {
 }
 
 template <int GROUPS>
-inline void store_wait_read() {
-  fagen_store_wait(GROUPS, true);
+inline void store_wait_read(int line = __builtin_LINE()) {
+  fagen_store_wait(GROUPS, true, line);
 }
 
 template <int GROUPS>
-inline void store_wait() {
-  fagen_store_wait(GROUPS, false);
+inline void store_wait(int line = __builtin_LINE()) {
+  fagen_store_wait(GROUPS, false, line);
 }
 
 inline void fence_async() {

@@ -46,7 +46,8 @@ Barrier& Scheduler::barrier_at(Fiber& fiber, unsigned address, const char* what,
   if (found == fiber.owner->units.barriers.end())
     finding(fiber, line, text_of("%s a barrier at byte %u, where none was made", what, address));
   if (memcmp(fiber.shared + address, MARK, sizeof MARK) != 0)
-    finding(fiber, line, text_of("%s the barrier at byte %u, which something was written over", what, address));
+    finding(fiber, line,
+            text_of("%s the barrier at byte %u, which something was written over", what, address));
   if (found->second.maker != &fiber && !found->second.published)
     finding(fiber, line, text_of("%s the barrier at byte %u before publish_barriers()", what, address));
   return found->second;
@@ -55,7 +56,8 @@ Barrier& Scheduler::barrier_at(Fiber& fiber, unsigned address, const char* what,
 void Scheduler::init_barrier(Fiber& fiber, unsigned address, unsigned arrivals, int line) {
   if (address % 8 != 0 || address + 8 > fiber.shared_bytes)
     finding(fiber, line, text_of("a barrier at byte %u of %u", address, fiber.shared_bytes));
-  if (arrivals == 0 || arrivals >= 1u << 20) finding(fiber, line, text_of("a barrier of %u arrivals", arrivals));
+  if (arrivals == 0 || arrivals >= 1u << 20)
+    finding(fiber, line, text_of("a barrier of %u arrivals", arrivals));
   Barrier& barrier = fiber.owner->units.barriers[address];
   if (barrier.maker) finding(fiber, line, text_of("a second barrier at byte %u", address));
   barrier.arrivals = barrier.pending = arrivals;
@@ -71,14 +73,16 @@ void Scheduler::publish_barriers(Fiber& fiber) {
 void Scheduler::arrive(Fiber& fiber, unsigned address, unsigned bytes, int line) {
   Barrier& barrier = barrier_at(fiber, address, "arrives at", line);
   if (barrier.pending == 0) {
-    finding(fiber, line, text_of("arrives at the barrier at byte %u, at which all %u of this phase have arrived",
-                                 address, barrier.arrivals));
+    finding(fiber, line,
+            text_of("arrives at the barrier at byte %u, at which all %u of this phase have arrived", address,
+                    barrier.arrivals));
   }
   barrier.pending -= 1;
   barrier.bytes += bytes;
   progress_ = true;
   release(&barrier.moment);
   if (barrier.pending == 0 && barrier.bytes == 0) end_phase(*fiber.owner, address, barrier);
+  perhaps_yield(fiber);
 }
 
 void Scheduler::complete_bytes(Block& block, unsigned address, unsigned bytes) {
@@ -89,10 +93,12 @@ void Scheduler::complete_bytes(Block& block, unsigned address, unsigned bytes) {
 
 void Scheduler::end_phase(Block& block, unsigned address, Barrier& barrier) {
   for (const Fiber* fiber : block.fibers) {
-    if (fiber->units.waits_for != static_cast<int>(address) || fiber->units.parity == barrier.phases % 2u) continue;
-    report(*fiber, fiber->line, text_of("the phase of the barrier at byte %u for which it waits has ended, and the "
-                                        "next one too, before it looked",
-                                        address));
+    if (fiber->units.waits_for != static_cast<int>(address) || fiber->units.parity == barrier.phases % 2u)
+      continue;
+    report(*fiber, fiber->line,
+           text_of("the phase of the barrier at byte %u for which it waits has ended, and the "
+                   "next one too, before it looked",
+                   address));
   }
   barrier.phases += 1;
   barrier.pending = barrier.arrivals;
@@ -108,9 +114,10 @@ void Scheduler::wait_phase(Fiber& fiber, unsigned address, unsigned parity, int 
   progress_ = true;
   int& seen = barrier.seen[fiber.number];
   if (barrier.phases - 1 > seen + 1) {
-    finding(fiber, line, text_of("takes the end of phase %d of the barrier at byte %u for that of phase %d, for "
-                                 "which it has not waited",
-                                 barrier.phases - 1, address, seen + 1));
+    finding(fiber, line,
+            text_of("takes the end of phase %d of the barrier at byte %u for that of phase %d, for "
+                    "which it has not waited",
+                    barrier.phases - 1, address, seen + 1));
   }
   seen = barrier.phases - 1;
   acquire(&barrier.moment);
@@ -121,7 +128,8 @@ void Scheduler::wait_phase(Fiber& fiber, unsigned address, unsigned parity, int 
 void Scheduler::group_barrier(Fiber& fiber, int number, unsigned threads, bool waits, int line) {
   Block& block = *fiber.owner;
   const char* what = waits ? "group_sync" : "group_arrive";
-  if (number < 1 || number > 15) finding(fiber, line, text_of("%s at barrier %d; there are 1 to 15", what, number));
+  if (number < 1 || number > 15)
+    finding(fiber, line, text_of("%s at barrier %d; there are 1 to 15", what, number));
   if (threads == 0 || threads % 32 != 0 || threads > block_threads_)
     finding(fiber, line, text_of("%s of %u threads in a block of %u", what, threads, block_threads_));
   GroupBarrier& barrier = block.units.groups[number];
@@ -129,11 +137,13 @@ void Scheduler::group_barrier(Fiber& fiber, int number, unsigned threads, bool w
     barrier.threads = threads;
     barrier.line = line;
   } else if (barrier.threads != threads) {
-    finding(fiber, line, text_of("%s of %u threads at barrier %d, where line %d waits for %u", what, threads, number,
-                                 barrier.line, barrier.threads));
+    finding(fiber, line,
+            text_of("%s of %u threads at barrier %d, where line %d waits for %u", what, threads, number,
+                    barrier.line, barrier.threads));
   }
   if (std::find(barrier.came.begin(), barrier.came.end(), fiber.number) != barrier.came.end())
-    finding(fiber, line, text_of("arrives twice at barrier %d before all %u threads have come", number, threads));
+    finding(fiber, line,
+            text_of("arrives twice at barrier %d before all %u threads have come", number, threads));
   barrier.came.push_back(fiber.number);
   progress_ = true;
   void* moment = barrier.moments.now();
@@ -155,7 +165,11 @@ void Scheduler::group_barrier(Fiber& fiber, int number, unsigned threads, bool w
     barrier.waiting.push_back(&fiber);
     suspend(fiber, State::at_barrier);
   }
-  if (waits) acquire(moment);
+  if (waits) {
+    acquire(moment);
+  } else {
+    perhaps_yield(fiber);
+  }
 }
 
 bool Scheduler::set_registers(Fiber& fiber, unsigned count, bool grows, int line) {
@@ -196,8 +210,18 @@ void Scheduler::land(size_t index) {
   progress_ = true;
 }
 
-void Scheduler::land_any() {
+// What is waited for happens now or, of a late unit, where nothing else can go on.
+void Scheduler::land_or_poll(Fiber& fiber, size_t index, const char* what, int line) {
+  if (is_late(*flights_[index])) {
+    poll(fiber, what, line);
+  } else {
+    land(index);
+  }
+}
+
+void Scheduler::land_any(bool forced) {
   const size_t start = random_.below(static_cast<unsigned>(flights_.size()));
+  if (!forced && is_late(*flights_[start])) return;
   size_t index = start;
   if (flights_[start]->unit == Flight::Unit::product) {
     for (index = 0; index < start; ++index) {
@@ -212,8 +236,7 @@ void Scheduler::land_any() {
 }
 
 void Scheduler::leave_units(Fiber& fiber) {
-  if (!fiber.units.hidden.empty())
-    finding(fiber, fiber.line, "has left the kernel with a product in flight");
+  if (!fiber.units.hidden.empty()) finding(fiber, fiber.line, "has left the kernel with a product in flight");
   for (size_t i = 0; i < flights_.size();) {
     const Flight& flight = *flights_[i];
     if (flight.thread != &fiber || flight.unit == Flight::Unit::load) {
@@ -242,8 +265,9 @@ void Scheduler::retire_units(Block& block) {
 void Scheduler::note_write(Fiber& fiber, unsigned address, unsigned bytes, int line) {
   BlockUnits& units = fiber.owner->units;
   if (const Flight* flight = touching(*fiber.owner, address, address + bytes, false)) {
-    finding(fiber, line, text_of("writes to bytes %u to %u, which what line %d issued still uses", address,
-                                 address + bytes - 1, flight->line));
+    finding(fiber, line,
+            text_of("writes to bytes %u to %u, which what line %d issued still uses", address,
+                    address + bytes - 1, flight->line));
   }
   units.written = true;
   for (unsigned chunk = address / 16; chunk <= (address + bytes - 1) / 16; ++chunk) {
@@ -259,8 +283,9 @@ void Scheduler::check_fenced(Fiber& fiber, unsigned begin, unsigned end, int lin
     if (!writer.thread_plus_1) continue;
     const Fiber& who = *fiber.owner->fibers[writer.thread_plus_1 - 1u];
     if (who.units.async_fences == writer.fences) {
-      finding(fiber, line, text_of("reads byte %u, which thread %u wrote in line %u without fence_async() since",
-                                   chunk * 16, writer.thread_plus_1 - 1u, unsigned(writer.line)));
+      finding(fiber, line,
+              text_of("reads byte %u, which thread %u wrote in line %u without fence_async() since",
+                      chunk * 16, writer.thread_plus_1 - 1u, unsigned(writer.line)));
     }
   }
 }
@@ -281,17 +306,20 @@ void Scheduler::issue_load(Fiber& fiber, const FagenTransfer& transfer, int line
     }
   }
   if (reader) {
-    finding(fiber, line, text_of("a copy overwrites bytes %u to %u, which what line %d issued still uses", begin,
-                                 end - 1, reader));
+    finding(fiber, line,
+            text_of("a copy overwrites bytes %u to %u, which what line %d issued still uses", begin, end - 1,
+                    reader));
   }
   memset(fiber.shared + begin, 0xff, transfer.bytes);
   for (unsigned chunk = begin / 16; chunk * 16 < end; ++chunk) block.units.writers[chunk] = {};
   auto flight = std::make_unique<Flight>();
-  *flight = {Flight::Unit::load, &block, &fiber, 0, 0, {{begin, end}, {0, 0}}, line, [this, &block, transfer] {
-               transfer.load(transfer);
-               complete_bytes(block, transfer.barrier, transfer.bytes);
-             }};
+  *flight = {
+      Flight::Unit::load, &block, &fiber, 0, 0, {{begin, end}, {0, 0}}, line, [this, &block, transfer] {
+        transfer.load(transfer);
+        complete_bytes(block, transfer.barrier, transfer.bytes);
+      }};
   fly(std::move(flight));
+  perhaps_yield(fiber);
 }
 
 void Scheduler::issue_store(Fiber& fiber, const FagenTransfer& transfer, int line) {
@@ -306,21 +334,29 @@ void Scheduler::issue_store(Fiber& fiber, const FagenTransfer& transfer, int lin
                auto taken = std::make_shared<std::vector<unsigned char>>(transfer.bytes);
                transfer.read(transfer, taken->data());
                auto second = std::make_unique<Flight>();
-               *second = {Flight::Unit::store_write, thread->owner, thread, group, 0, {{0, 0}, {0, 0}}, line,
+               *second = {Flight::Unit::store_write,
+                          thread->owner,
+                          thread,
+                          group,
+                          0,
+                          {{0, 0}, {0, 0}},
+                          line,
                           [transfer, taken] { transfer.write(transfer, taken->data()); }};
                fly(std::move(second));
              }};
   fly(std::move(flight));
 }
 
-void Scheduler::wait_stores(Fiber& fiber, unsigned groups, bool only_reads) {
+void Scheduler::wait_stores(Fiber& fiber, unsigned groups, bool only_reads, int line) {
   for (size_t i = 0; i < flights_.size();) {
     const Flight& flight = *flights_[i];
-    const bool waited = flight.unit == Flight::Unit::store_read || (flight.unit == Flight::Unit::store_write && !only_reads);
-    if (flight.thread == &fiber && waited && flight.group + groups < fiber.units.stores_committed) {
-      land(i);
-    } else {
+    const bool waited =
+        flight.unit == Flight::Unit::store_read || (flight.unit == Flight::Unit::store_write && !only_reads);
+    if (flight.thread != &fiber || !waited || flight.group + groups >= fiber.units.stores_committed) {
       ++i;
+    } else {
+      land_or_poll(fiber, i, only_reads ? "store_wait_read" : "store_wait", line);
+      i = 0;
     }
   }
 }
@@ -332,7 +368,8 @@ void Scheduler::issue_product(Fiber& fiber, const FagenGroupProduct& product, in
   Warpgroup& warpgroup = block.units.warpgroups[fiber.number / 128];
   const unsigned thread = fiber.number % 128;
   if (!fiber.units.fenced) finding(fiber, line, "a product in a group without wgmma_fence()");
-  if (fiber.number / 128 * 128 + 128 > block_threads_) finding(fiber, line, "a product of less than a warpgroup");
+  if (fiber.number / 128 * 128 + 128 > block_threads_)
+    finding(fiber, line, "a product of less than a warpgroup");
   const unsigned long long index = fiber.units.products++;
   if (index < warpgroup.formed) finding(fiber, line, "a product its warpgroup has finished without it");
   if (index - warpgroup.formed == warpgroup.forming.size()) {
@@ -343,7 +380,8 @@ void Scheduler::issue_product(Fiber& fiber, const FagenGroupProduct& product, in
         finding(fiber, line, text_of("a product reads to byte %u of %u", range.second, fiber.shared_bytes));
       check_fenced(fiber, range.first, range.second, line);
       if (const Flight* flight = touching(block, range.first, range.second, true))
-        finding(fiber, line, text_of("a product reads what the copy of line %d has not brought yet", flight->line));
+        finding(fiber, line,
+                text_of("a product reads what the copy of line %d has not brought yet", flight->line));
     }
     warpgroup.forming.push_back(std::make_shared<Joint>());
     warpgroup.forming.back()->product = product;
@@ -351,11 +389,12 @@ void Scheduler::issue_product(Fiber& fiber, const FagenGroupProduct& product, in
   }
   const auto joint = warpgroup.forming[index - warpgroup.formed];
   const FagenGroupProduct& first = joint->product;
-  if (joint->line != line || first.run != product.run || first.left != product.left || first.right != product.right ||
-      first.add != product.add) {
-    finding(fiber, line, text_of("issues a product other than that of line %d, which another thread of its warpgroup "
-                                 "issued",
-                                 joint->line));
+  if (joint->line != line || first.run != product.run || first.left != product.left ||
+      first.right != product.right || first.add != product.add) {
+    finding(fiber, line,
+            text_of("issues a product other than that of line %d, which another thread of its warpgroup "
+                    "issued",
+                    joint->line));
   }
   Hidden* hidden = nullptr;
   for (const auto& each : fiber.units.hidden) {
@@ -380,8 +419,13 @@ void Scheduler::issue_product(Fiber& fiber, const FagenGroupProduct& product, in
   warpgroup.forming.pop_front();
   warpgroup.formed += 1;
   auto flight = std::make_unique<Flight>();
-  *flight = {Flight::Unit::product, &block, &fiber, 0, fiber.number / 128,
-             {{first.left_begin, first.left_end}, {first.right_begin, first.right_end}}, line,
+  *flight = {Flight::Unit::product,
+             &block,
+             &fiber,
+             0,
+             fiber.number / 128,
+             {{first.left_begin, first.left_end}, {first.right_begin, first.right_end}},
+             line,
              [this, &block, joint, number = fiber.number / 128] { run_product(block, *joint, number); }};
   fly(std::move(flight));
 }
@@ -392,7 +436,8 @@ void Scheduler::run_product(Block& block, Joint& joint, unsigned number) {
   for (unsigned thread = 0; thread < 128; ++thread) {
     Fiber& fiber = *block.fibers[number * 128 + thread];
     if (joint.left[thread] && memcmp(joint.left[thread], joint.left_words[thread].data(), 16) != 0)
-      report(fiber, joint.line, "registers of a factor were written before the product that reads them was waited for");
+      report(fiber, joint.line,
+             "registers of a factor were written before the product that reads them was waited for");
     auto& all = fiber.units.hidden;
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i]->values.get() != joint.sums[thread]) continue;
@@ -415,6 +460,7 @@ void Scheduler::run_product(Block& block, Joint& joint, unsigned number) {
 void Scheduler::commit_products(Fiber& fiber) {
   fiber.units.groups.push_back(fiber.units.products);
   fiber.units.fenced = false;
+  perhaps_yield(fiber);
 }
 
 void Scheduler::wait_products(Fiber& fiber, unsigned groups, int line) {
@@ -426,11 +472,12 @@ void Scheduler::wait_products(Fiber& fiber, unsigned groups, int line) {
     size_t index = 0;
     for (; index < flights_.size(); ++index) {
       const Flight& flight = *flights_[index];
-      if (flight.unit == Flight::Unit::product && flight.block == fiber.owner && flight.warpgroup == fiber.number / 128)
+      if (flight.unit == Flight::Unit::product && flight.block == fiber.owner &&
+          flight.warpgroup == fiber.number / 128)
         break;
     }
     if (index < flights_.size()) {
-      land(index);
+      land_or_poll(fiber, index, "wgmma_wait", line);
     } else {
       poll(fiber, "wgmma_wait", line);
     }
@@ -494,9 +541,9 @@ void fagen_store_commit() {
   SELF.units.stores_committed += 1;
 }
 
-void fagen_store_wait(unsigned groups, bool only_reads) {
+void fagen_store_wait(unsigned groups, bool only_reads, int line) {
   Unwatched unwatched;
-  scheduler->wait_stores(SELF, groups, only_reads);
+  scheduler->wait_stores(SELF, groups, only_reads, line);
 }
 
 void fagen_note_write(unsigned address, unsigned bytes, int line) {

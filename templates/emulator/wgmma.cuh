@@ -42,8 +42,9 @@ struct FagenOperand {
         across(across) {}
 
   uint32 at(int i, int k) const {
-    const uint32 plain = across ? start + i * 2 / span * panel_stride + k / 8 * eight_stride + k % 8 * span + i * 2 % span
-                                : start + i / 8 * eight_stride + i % 8 * span + k * 2;
+    const uint32 plain =
+        across ? start + i * 2 / span * panel_stride + k / 8 * eight_stride + k % 8 * span + i * 2 % span
+               : start + i / 8 * eight_stride + i % 8 * span + k * 2;
     return plain ^ (plain >> 3 & (span - 16) & 0x70);
   }
 
@@ -90,7 +91,8 @@ __attribute__((optimize("O3"))) void fagen_run_wgmma(const FagenGroupProduct& pr
   for (int thread = 0; thread < 128; ++thread) {
     const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
     for (int r = 0; r < 2; ++r) {
-      for (int i = 0; i < N / 4; ++i) sums[thread][r * (N / 4) + i] = c[row + 8 * r][i / 2 * 8 + column + i % 2];
+      for (int i = 0; i < N / 4; ++i)
+        sums[thread][r * (N / 4) + i] = c[row + 8 * r][i / 2 * 8 + column + i % 2];
     }
   }
 }
@@ -101,8 +103,17 @@ inline void multiply_steps(float (&sums)[2][N], const A& left, const B& right, i
   for (int k = 0; k < A::STEPS; ++k) {
     const FagenOperand a(left.step(k), A::ACROSS), b(right.step(k), B::ACROSS);
     const FagenGroupProduct product{fagen_run_wgmma<typename A::Element, 4 * N, A::ACROSS, B::ACROSS, false>,
-                               left.step(k), right.step(k), sums[0], 2 * N, nullptr, ADD || k > 0,
-                               a.begin(), a.end(64), b.begin(), b.end(4 * N), fagen_self->shared};
+                                    left.step(k),
+                                    right.step(k),
+                                    sums[0],
+                                    2 * N,
+                                    nullptr,
+                                    ADD || k > 0,
+                                    a.begin(),
+                                    a.end(64),
+                                    b.begin(),
+                                    b.end(4 * N),
+                                    fagen_self->shared};
     fagen_product(&product, line);
   }
 }
@@ -112,16 +123,24 @@ inline void multiply_steps(float (&sums)[2][N], const Left<T> (&left)[STEPS], co
   static_assert(B::LENGTH == 4 * N && B::STEPS == STEPS);
   for (int k = 0; k < STEPS; ++k) {
     const FagenOperand b(right.step(k), B::ACROSS);
-    const FagenGroupProduct product{fagen_run_wgmma<T, 4 * N, false, B::ACROSS, true>, 0, right.step(k), sums[0], 2 * N,
-                               left[k].word, ADD || k > 0, 0, 0, b.begin(), b.end(4 * N), fagen_self->shared};
+    const FagenGroupProduct product{fagen_run_wgmma<T, 4 * N, false, B::ACROSS, true>,
+                                    0,
+                                    right.step(k),
+                                    sums[0],
+                                    2 * N,
+                                    left[k].word,
+                                    ADD || k > 0,
+                                    0,
+                                    0,
+                                    b.begin(),
+                                    b.end(4 * N),
+                                    fagen_self->shared};
     fagen_product(&product, line);
   }
 }
 
 template <class T, int STEPS>
-inline const Left<T> (&left_operand(const Left<T> (&factor)[STEPS]))[STEPS] {
-  return factor;
-}
+inline const Left<T> (&left_operand(const Left<T> (&factor)[STEPS])) [STEPS] { return factor; }
 
 template <class L, class R, int N>
 inline void multiply(float (&sums)[2][N], const L& left, const R& right, int line = __builtin_LINE()) {
@@ -134,13 +153,15 @@ inline void multiply_add(float (&sums)[2][N], const L& left, const R& right, int
 }
 
 template <class T, class Tile>
-inline void store_left(const Tile& tile, int row, int column, const Left<T>& factor, int line = __builtin_LINE()) {
+inline void store_left(const Tile& tile, int row, int column, const Left<T>& factor,
+                       int line = __builtin_LINE()) {
   // Lane l holds two elements of each of four 8 x 8 blocks, row l / 4.
   const int lane = fagen_self->lane;
   fagen_warp_meet("store_left", FULL_WARP, line, nullptr, fagen_resolve_nothing, false);
   for (int block = 0; block < 4; ++block) {
     const uint32 chunk = tile.chunk_at(row + lane / 4 + block % 2 * 8, column + block / 2 * 8);
-    if (chunk % 16 != 0 || chunk + 16 > fagen_self->shared_bytes) fagen_finding(line, "store_left to byte %u", chunk);
+    if (chunk % 16 != 0 || chunk + 16 > fagen_self->shared_bytes)
+      fagen_finding(line, "store_left to byte %u", chunk);
     fagen_note_write(chunk + lane % 4 * 4, 4, line);
     __builtin_memcpy(fagen_self->shared + chunk + lane % 4 * 4, &factor.word[block], 4);
   }
