@@ -377,7 +377,7 @@ def check(case: Case, device: torch.device | str, family: str) -> None:
 
 
 def build_all(cases: Iterable[Case], family: str, workers: int) -> None:
-    """Build the kernels of cases on the current GPU at once; what fails fails again in the case's own test."""
+    """Build the kernels of cases for the GPU at once; what fails here fails again in the case's own test."""
 
     def build(case: Case) -> None:
         try:

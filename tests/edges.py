@@ -1,0 +1,549 @@
+"""Meaning at the edges: a test for each thing the language fixes there, for CPU tensors and a GPU alike.
+
+The test files of both import these functions and give them their ``device``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen as fg
+from fagen.calls.prepared import draw_seed
+from fagen.errors import PlanError
+from fagen.ir.reference import compare, eager, evaluate
+from fagen.lang.attention import attention as traced_attention
+from fagen.lang.trace import Traced
+from masks import dense
+
+Q, K, V, H = (fg.Tensor[axes] for axes in ("b h q d", "b hk kv d", "b hk kv dv", "h"))
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp16", "bf16"])
+
+
+def tensors(
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    batch: int = 1,
+    heads: int | tuple[int, int] = 2,
+    q_len: int = 70,
+    kv_len: int = 70,
+    head_dim: int = 16,
+    v_head_dim: int | None = None,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    q_heads, kv_heads = heads if isinstance(heads, tuple) else (heads, heads)
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    return (
+        make(batch, q_heads, q_len, head_dim),
+        make(batch, kv_heads, kv_len, head_dim),
+        make(batch, kv_heads, kv_len, v_head_dim or head_dim),
+    )
+
+
+def require(outputs: Tensor | Sequence[Tensor], traced: Traced, given: Sequence[Any], seed: int = 0) -> None:
+    """Hold outputs to the meaning of what was called."""
+    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    values = (*given, *traced.captured)
+    exact = evaluate(traced.graph, values, seed=seed)
+    near = eager(traced.graph, values, given[0].dtype, seed=seed)
+    assert len(outputs) == len(exact)
+    for out, ref, quick, output in zip(outputs, exact, near, traced.graph.outputs, strict=True):
+        compare(out, ref, quick).require(output.name)
+
+
+def attend(given: Sequence[Tensor], **parts: Any) -> Any:
+    """What `fg.attention` gives, held to its meaning."""
+    outputs = fg.attention(*given, **parts)
+    require(outputs, traced_attention(**parts), given)
+    return outputs
+
+
+# ------------------------------------------------------------------- 1. fp32 inside, -inf and only -inf masks
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=["fp16", "bf16"])
+def test_scores_beyond_the_input_dtype_are_kept(device: str, dtype: torch.dtype) -> None:
+    q, k, v = tensors(device, dtype, head_dim=64, q_len=20, kv_len=40)
+    q, k = q * 60, k * 60  # products of up to 1e5: more than fp16 holds, and bf16 has 256 for 255.5
+    out, lse = attend((q, k, v), return_lse=True, scale=1.0)
+    assert lse.abs().max() > 65_504
+    exact = (q.double() @ k.double().mT).logsumexp(-1)
+    torch.testing.assert_close(lse.double(), exact, rtol=1e-6, atol=0.0)
+    assert out.isfinite().all()
+
+
+def test_statistics_of_16_bit_inputs_have_the_precision_of_fp32(device: str) -> None:
+    q, k, v = tensors(device, torch.bfloat16, q_len=65, kv_len=127, head_dim=40)
+    _, lse = attend((q, k, v), return_lse=True, mask=fg.causal())
+    s = (q.double() @ k.double().mT) * 40**-0.5
+    s = s.masked_fill(~dense(fg.causal(), 65, 127).to(device), -math.inf)
+    torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=0, atol=3e-6)
+
+
+@by_dtype
+def test_a_row_of_the_lowest_number_is_not_masked(device: str, dtype: torch.dtype) -> None:
+    given = tensors(device, dtype, q_len=3, kv_len=70, heads=1)
+    lowest = torch.finfo(dtype).min
+    bias = torch.zeros(1, 1, 3, 70, dtype=dtype, device=device)
+    bias[..., 0, :] = lowest
+    bias[..., 1, 5:] = lowest
+    out, lse = fg.attention(*given, bias=bias, return_lse=True)
+    near, _ = eager(traced_attention(bias=bias, return_lse=True).graph, (*given, bias), torch.float32)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
+    torch.testing.assert_close(out, near.to(dtype), rtol=2e-2, atol=2e-2)
+    if dtype != torch.float16:  # -65,504 leaves the differences of scores as they are
+        torch.testing.assert_close(out[0, 0, 0].float(), given[2][0, 0].float().mean(0), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kept", [-3e38, -1e30, -65504.0])
+def test_a_masked_key_loses_to_any_finite_score(device: str, kept: float) -> None:
+    given = tensors(device, q_len=5)
+    mask = fg.kv % 7 == 3
+    out, lse = fg.attention(*given, mask=mask, bias=torch.full((70,), kept, device=device), return_lse=True)
+    torch.testing.assert_close(lse, torch.full_like(lse, kept), rtol=1e-3, atol=0)
+    if kept < -1e9:  # the scores are absorbed
+        expected = given[2][:, :, 3::7].double().mean(2, keepdim=True).expand(-1, -1, 5, -1)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_softcap_leaves_a_masked_key_no_weight(device: str) -> None:
+    given = tensors(device, kv_len=65)
+    masked, rest = fg.kv >= 60, fg.kv < 60
+    parts = {"score": fg.softcap(1.0), "return_lse": True}
+    out, lse = attend(given, mask=rest, **parts)
+    q, k, v = given
+    short_out, short_lse = fg.attention(q, k[:, :, :60], v[:, :, :60], **parts)
+    torch.testing.assert_close(out, short_out, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse, short_lse, rtol=1e-5, atol=1e-6)
+    bias = torch.zeros(65, device=device).masked_fill(torch.arange(65, device=device) >= 60, -math.inf)
+    biased_out, _ = attend(given, bias=bias, **parts)
+    torch.testing.assert_close(biased_out, out, rtol=1e-5, atol=1e-6)
+    scored_out, _ = attend(
+        given, score=[fg.softcap(1.0), lambda s: fg.where(masked, -fg.inf, s)], return_lse=True
+    )
+    torch.testing.assert_close(scored_out, out, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------ 2. rows without a key
+
+
+@by_dtype
+@pytest.mark.parametrize("kv_len", [0, 1, 70])
+def test_a_row_without_a_key(device: str, dtype: torch.dtype, kv_len: int) -> None:
+    given = tensors(device, dtype, kv_len=kv_len)
+    mask = (fg.q % 3 == 0) & (fg.kv >= 0)
+    empty = torch.arange(70, device=device) % 3 != 0 if kv_len else torch.ones(70, dtype=torch.bool)
+    out, lse = attend(given, mask=mask, return_lse=True)
+    assert (out[:, :, empty] == 0).all()
+    assert (lse[:, :, empty] == -math.inf).all()
+    assert lse[:, :, ~empty].isfinite().all()
+    assert lse.dtype == torch.float32
+    sink = torch.tensor([0.5, -3.0], device=device)
+    out, lse = attend(given, mask=mask, sink=sink, return_lse=True)
+    assert (out[:, :, empty] == 0).all()
+    assert torch.equal(lse[:, :, empty], sink[None, :, None].expand_as(lse)[:, :, empty])
+
+
+def test_a_mask_that_allows_nothing(device: str) -> None:
+    given = tensors(device)
+    for mask in (False, fg.kv < 0, fg.kv >= fg.size("kv"), fg.sliding_window(0, 0) & (fg.kv > fg.q)):
+        out, lse = fg.attention(*given, mask=mask, return_lse=True)
+        assert (out == 0).all()
+        assert (lse == -math.inf).all()
+
+
+def test_keys_of_minus_infinity_are_no_keys(device: str) -> None:
+    given = tensors(device, q_len=5)
+    bias = torch.full((5, 70), -math.inf, device=device)
+    bias[1] = 0.0
+    bias[3, 69] = 0.0
+    out, lse = attend(given, bias=bias, return_lse=True)
+    assert (lse[:, :, [0, 2, 4]] == -math.inf).all()
+    assert (out[:, :, [0, 2, 4]] == 0).all()
+    torch.testing.assert_close(out[:, :, 3], given[2][:, :, 69])
+
+
+def test_the_logarithm_is_natural_and_its_sink_is_asked_for(device: str) -> None:
+    @fg.program
+    def with_sink(q: Q, k: K, v: V, sink: H):
+        s = fg.where(fg.q > 2, fg.dot(q, k, over="d"), -fg.inf)
+        return fg.dot(fg.softmax(s, over="kv", sink=sink), v, over="kv"), fg.logsumexp(s, over="kv")
+
+    given = (*tensors(device, q_len=9), torch.tensor([2.0, -1.0], device=device))
+    out, lse = with_sink(*given)
+    require((out, lse), with_sink.trace(), given)
+    assert (lse[:, :, :3] == -math.inf).all()
+    q, k, _, sink = given
+    alone = (q.double() @ k.double().mT).logsumexp(-1)[:, :, 3:]
+    torch.testing.assert_close(lse[:, :, 3:].double(), alone, rtol=1e-6, atol=1e-6)
+    _, both = attend(given[:3], sink=sink, scale=1.0, return_lse=True)
+    expected = torch.logaddexp(alone, sink.double()[None, :, None])
+    torch.testing.assert_close(both[:, :, 3:].double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@fg.program
+def sum_normalised(q: Q, k: K, v: V):
+    s = fg.relu(fg.dot(q, k, over="d"))
+    s = fg.where((fg.kv <= fg.q) & (fg.q % 4 != 0), s, 0.0)
+    return fg.dot(s / fg.sum(s, over="kv"), v, over="kv")
+
+
+@fg.program
+def two_statistics(q: Q, k: K, v: V):
+    s = fg.where((fg.kv <= fg.q) & (fg.q % 4 != 0), fg.dot(q, k, over="d") * 0.25, -fg.inf)
+    return fg.dot(fg.exp(s) / fg.sqrt(fg.sum(fg.exp(2 * s), over="kv")), v, over="kv")
+
+
+@fg.program
+def above_average(q: Q, k: K, v: V):
+    s = fg.where((fg.kv <= fg.q) & (fg.q % 4 != 0), fg.dot(q, k, over="d") * 0.25, -fg.inf)
+    return fg.dot(fg.relu(fg.softmax(s, over="kv") - 0.05), v, over="kv")
+
+
+@pytest.mark.parametrize("program", [sum_normalised, two_statistics, above_average], ids=lambda p: p.name)
+@pytest.mark.parametrize("kv_len", [0, 70])
+def test_a_quotient_by_a_sum_of_nothing_is_0(device: str, program: fg.Program, kv_len: int) -> None:
+    given = tensors(device, kv_len=kv_len)
+    out = program(*given)
+    require(out, program.trace(), given)
+    assert (out[:, :, ::4] == 0).all()
+
+
+# ----------------------------------------------------------------------------------- 3. NaN at masked pairs
+
+
+@by_dtype
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kv_len", [40, 127])
+def test_what_is_masked_reaches_nothing(device: str, dtype: torch.dtype, value: float, kv_len: int) -> None:
+    q, k, v = tensors(device, dtype, kv_len=kv_len)
+    dead = torch.arange(kv_len, device=device) % 5 == 2
+    rows = torch.arange(70, device=device) % 9 == 4
+    mask = (fg.kv % 5 != 2) & (fg.q % 9 != 4)
+    bias = torch.zeros(70, kv_len, device=device, dtype=dtype)
+    expected = fg.attention(q, k, v, mask=mask, bias=bias, return_lse=True)
+    k[:, :, dead] = value
+    q[:, :, rows] = value
+    bias[:, dead] = value
+    bias[rows] = value
+    found = attend((q, k, v), mask=mask, bias=bias, return_lse=True)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    v[:, :, dead] = value
+    found = fg.attention(q, k, v, mask=mask, bias=bias, return_lse=True, family="simt")
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_a_nan_at_an_allowed_pair_is_seen_in_its_rows_alone(device: str) -> None:
+    q, k, v = tensors(device)
+    plain = fg.attention(q, k, v, mask=fg.causal())
+    k[:, :, 50] = math.nan
+    out = attend((q, k, v), mask=fg.causal())
+    assert out[:, :, 50:].isnan().all()
+    assert torch.equal(out[:, :, :50], plain[:, :, :50])
+
+
+def test_what_lies_behind_a_tensor_is_not_read(device: str) -> None:
+    given = tensors(device, q_len=13, kv_len=27, head_dim=9)
+    plain = fg.attention(*given)
+    cut = []
+    for tensor in given:
+        b, h, s, d = tensor.shape
+        room = torch.full((b, h, s + 70, d + 7), math.nan, device=device)
+        room[:, :, 40 : 40 + s, 3 : 3 + d] = tensor
+        cut.append(room[:, :, 40 : 40 + s, 3 : 3 + d])
+    assert torch.equal(fg.attention(*cut), plain)
+
+
+# ------------------------------------------------------------------------------------ 4. alignment, windows
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(2, 5), (5, 2), (63, 300), (300, 63), (64, 65)])
+def test_causal_ends_at_the_last_key(device: str, q_len: int, kv_len: int) -> None:
+    given = tensors(device, q_len=q_len, kv_len=kv_len)
+    rows, keys = torch.arange(q_len, device=device)[:, None], torch.arange(kv_len, device=device)
+    last, first = keys <= rows + (kv_len - q_len), keys <= rows
+    for mask, allowed in ((fg.causal(), last), (fg.causal(align="top_left"), first)):
+        by_hand = fg.attention(*given, mask=fg.capture(allowed, "q kv"), return_lse=True)
+        for out, other in zip(attend(given, mask=mask, return_lse=True), by_hand, strict=True):
+            torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 70), (20, 150), (150, 20)])
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (0, None), (None, 0), (17, 5), (None, None), (3, 200)])
+def test_a_window_is_what_its_numbers_say(
+    device: str, q_len: int, kv_len: int, left: int | None, right: int | None
+) -> None:
+    given = tensors(device, q_len=q_len, kv_len=kv_len)
+    distance = torch.arange(q_len)[:, None] + (kv_len - q_len) - torch.arange(kv_len)
+    allowed = torch.ones(q_len, kv_len, dtype=torch.bool)
+    if left is not None:
+        allowed &= distance <= left
+    if right is not None:
+        allowed &= distance >= -right
+    mask = fg.sliding_window(left, right)
+    by_hand = fg.attention(*given, mask=fg.capture(allowed.to(device), "q kv"), return_lse=True)
+    for out, other in zip(attend(given, mask=mask, return_lse=True), by_hand, strict=True):
+        torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (0, -1), (-3, None), (None, -2)])
+def test_a_negative_window_is_refused(device: str, window: tuple[int | None, int | None]) -> None:
+    with pytest.raises(ValueError, match=r"sliding_window: (left|right) is -\d; it is 0 or more"):
+        fg.attention(*tensors(device), mask=fg.sliding_window(*window))
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(20, 90), (90, 20)])
+def test_other_masks_and_alibi_take_q_as_it_is(device: str, q_len: int, kv_len: int) -> None:
+    given = tensors(device, q_len=q_len, kv_len=kv_len)
+    rows, keys = torch.arange(q_len, device=device)[:, None], torch.arange(kv_len, device=device)
+    for mask, allowed in (
+        (fg.prefix_lm(9), (keys < 9) | (keys <= rows)),
+        (fg.chunked(8), keys // 8 == rows // 8),
+        (fg.dilated(15, 3), ((rows - keys).abs() <= 15) & ((rows - keys) % 3 == 0)),
+    ):
+        out = fg.attention(*given, mask=mask)
+        other = fg.attention(*given, mask=fg.capture(allowed, "q kv"))
+        torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-6)
+    slopes = torch.tensor([0.5, 0.1], device=device)
+    bias = slopes[:, None, None] * (keys - rows)
+    torch.testing.assert_close(
+        fg.attention(*given, score=fg.alibi(slopes)), fg.attention(*given, bias=bias), rtol=1e-5, atol=1e-6
+    )
+
+
+# ------------------------------------------------------------------------------------------- 5. sizes
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "v_head_dim"),
+    [(1, 1), (2, 3), (3, 256), (5, 5), (63, 63), (65, 7), (100, 1), (129, 31), (255, 255), (256, 256)],
+)
+def test_any_head_dim(device: str, head_dim: int, v_head_dim: int) -> None:
+    for dtype in (torch.float32, torch.float16):
+        given = tensors(device, dtype, q_len=33, kv_len=65, head_dim=head_dim, v_head_dim=v_head_dim)
+        out = attend(given, mask=fg.causal())
+        assert out.shape == (1, 2, 33, v_head_dim)
+
+
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(320, 64), (64, 512), (512, 512)])
+def test_a_larger_head_dim_where_it_fits(device: str, head_dim: int, v_head_dim: int) -> None:
+    attend(
+        tensors(device, torch.float16, q_len=33, kv_len=65, head_dim=head_dim, v_head_dim=v_head_dim),
+        mask=fg.causal(),
+    )
+
+
+def test_the_scale_is_that_of_the_true_head_dim(device: str) -> None:
+    given = tensors(device, head_dim=63)
+    expected = fg.attention(*given, scale=1 / math.sqrt(63))
+    torch.testing.assert_close(fg.attention(*given), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
+def test_any_scale(device: str, scale: float) -> None:
+    given = tensors(device)
+    out = attend(given, scale=scale, mask=fg.causal())
+    if not scale:
+        counts = torch.arange(1, 71, device=device)[:, None]
+        torch.testing.assert_close(out, given[2].cumsum(2) / counts, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(5, 1), (7, 7), (12, 2), (21, 3), (16, 1)])
+def test_any_group_size(device: str, heads: tuple[int, int]) -> None:
+    q, k, v = tensors(device, heads=heads, q_len=20, kv_len=33)
+    out = attend((q, k, v), mask=fg.causal())
+    group = heads[0] // heads[1]
+    repeated = fg.attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask=fg.causal())
+    torch.testing.assert_close(out, repeated, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_that_do_not_divide_are_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=r"7.*2"):
+        fg.attention(*tensors(device, heads=(7, 2)))
+
+
+@pytest.mark.parametrize("empty", [{"batch": 0}, {"heads": 0}, {"q_len": 0}, {"q_len": 0, "kv_len": 0}])
+def test_nothing_in_gives_nothing_out(device: str, empty: dict[str, int]) -> None:
+    given = tensors(device, torch.float16, **empty, v_head_dim=24)
+    out, lse = fg.attention(*given, mask=fg.causal(), return_lse=True)
+    assert out.shape == (*given[0].shape[:3], 24)
+    assert lse.shape == given[0].shape[:3]
+    assert (out.dtype, lse.dtype) == (torch.float16, torch.float32)
+    assert out.device == given[0].device
+
+
+def test_more_than_65535_heads_and_batch_entries(device: str) -> None:
+    q, k, v = tensors(device, batch=7, heads=10_000, q_len=1, kv_len=3, head_dim=2)
+    expected = ((q @ k.mT) * 2**-0.5).softmax(-1) @ v
+    torch.testing.assert_close(fg.attention(q, k, v), expected, rtol=1e-4, atol=1e-5)
+
+
+class Room:
+    """A few numbers far apart in memory that no one else touches: on the CPU in a file with holes."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device, self.folder = device, folder
+
+    def spread(self, tensor: Tensor, strides: Sequence[int]) -> Tensor:
+        """``tensor`` with other strides, in memory of its own."""
+        reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True))
+        if self.device == "cpu":
+            path = self.folder / f"{len(list(self.folder.iterdir()))}"
+            with path.open("wb") as file:
+                file.truncate(reach * tensor.element_size())
+            memory = torch.from_file(str(path), shared=True, size=reach, dtype=tensor.dtype)
+        else:
+            memory = torch.empty(reach, dtype=tensor.dtype, device=self.device)
+        far = memory.as_strided(tensor.shape, strides)
+        far.copy_(tensor)
+        return far
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_offsets_have_64_bits(device: str, which: int, tmp_path: Path) -> None:
+    given = list(tensors(device, torch.float16, q_len=70, kv_len=70))
+    expected = fg.attention(*given, mask=fg.causal())
+    b, h, s, d = given[which].stride()
+    room = Room(device, tmp_path)
+    given[which] = room.spread(given[which], (b, h, 2**31 // 60, d))
+    torch.testing.assert_close(fg.attention(*given, mask=fg.causal()), expected)
+    given[which] = room.spread(given[which].contiguous(), (b, 2**31 + 2**20, s, d))
+    torch.testing.assert_close(fg.attention(*given, mask=fg.causal()), expected)
+
+
+def test_offsets_of_masks_and_biases_have_64_bits(device: str, tmp_path: Path) -> None:
+    given, room = tensors(device), Room(device, tmp_path)
+    pairs = torch.rand(70, 70, generator=torch.Generator().manual_seed(2)).to(device) < 0.5
+    bias = torch.randn(2, 70, 70, generator=torch.Generator().manual_seed(3)).half().to(device)
+    expected = attend(given, mask=fg.capture(pairs, "q kv"), bias=bias)
+    far_pairs, far_bias = room.spread(pairs, (2**31 // 50, 3)), room.spread(bias, (2**31 + 2**20, 70, 1))
+    found = fg.attention(*given, mask=fg.capture(far_pairs, "q kv"), bias=far_bias)
+    torch.testing.assert_close(found, expected)
+    table = fg.capture(far_pairs, "row column")
+    found = fg.attention(*given, mask=table[fg.q, fg.kv], bias=bias)
+    torch.testing.assert_close(found, expected)
+
+
+# ------------------------------------------------------------------------------------- 6. strides, dtypes
+
+
+@by_dtype
+def test_any_strides(device: str, dtype: torch.dtype) -> None:
+    q, k, v = tensors(device, dtype, batch=2, heads=4, q_len=37, kv_len=37, head_dim=32)
+    mask = torch.rand(2, 1, 37, 37, generator=torch.Generator().manual_seed(1)).to(device)
+    parts = {"mask": fg.causal(), "bias": mask, "return_lse": True}
+    expected = attend((q, k, v), **parts)
+    packed = torch.stack([each.transpose(1, 2) for each in (q, k, v)], dim=2)  # b s 3 h d
+    padded = torch.full((3, 2, 4, 2 * 37, 2 * 32), math.nan, device=device, dtype=dtype)
+    padded[..., ::2, ::2] = torch.stack([q, k, v])
+    parts["bias"] = mask.transpose(2, 3).contiguous().transpose(2, 3)
+    for strided in (
+        [each.transpose(1, 2).contiguous().transpose(1, 2) for each in (q, k, v)],
+        [each.transpose(0, 3).contiguous().transpose(0, 3) for each in (q, k, v)],
+        [packed[:, :, i].transpose(1, 2) for i in range(3)],
+        [padded[i, ..., ::2, ::2] for i in range(3)],
+    ):
+        found = attend(strided, **parts)
+        if dtype == torch.float32:  # others may be copied, and multiplied, in another way
+            assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_expanded_inputs(device: str) -> None:
+    q, k, v = tensors(device, batch=3, heads=4)
+    wide = [each[:1, :1].expand(3, 4, -1, -1) for each in (k, v)]
+    once = fg.attention(q, *[each.contiguous() for each in wide], mask=fg.causal())
+    assert torch.equal(attend((q, *wide), mask=fg.causal()), once)
+    keys_alike = k[:, :, :1].expand(-1, -1, 70, -1)
+    assert torch.equal(fg.attention(q, keys_alike, v), fg.attention(q, keys_alike.contiguous(), v))
+
+
+@pytest.mark.parametrize("mixed", ["q", "k", "v"])
+def test_a_mix_of_dtypes_names_the_three(device: str, mixed: str) -> None:
+    given = dict(zip("qkv", tensors(device), strict=True))
+    given[mixed] = given[mixed].half()
+    named = ", ".join(f"{name} float{16 if name == mixed else 32}" for name in "qkv")
+    with pytest.raises(TypeError, match=named):
+        fg.attention(**given)
+
+
+def test_a_mix_of_devices_names_the_three(device: str) -> None:
+    q, k, v = tensors(device)
+    with pytest.raises(ValueError, match=rf"q {q.device}, k meta, v {q.device}"):
+        fg.attention(q, k.to("meta"), v)
+
+
+# ------------------------------------------------------------------------------------------- 7. dropout
+
+
+@by_dtype
+def test_statistics_ignore_dropout(device: str, dtype: torch.dtype) -> None:
+    given = tensors(device, dtype)
+    parts = {"mask": fg.causal(), "return_lse": True}
+    plain, lse = fg.attention(*given, **parts)
+    torch.manual_seed(4)
+    seed = int(draw_seed(given[0].device))
+    torch.manual_seed(4)
+    dropped = fg.attention(*given, **parts, dropout=0.4)
+    require(dropped, traced_attention(**parts, dropout=0.4), given, seed)
+    assert torch.equal(dropped[1], lse)
+    assert not torch.equal(dropped[0], plain)
+    found = fg.attention(*given, **parts, dropout=0.0)
+    assert torch.equal(found[0], plain)
+    out, other = fg.attention(*given, **parts, dropout=1.0)
+    assert (out == 0).all()
+    assert torch.equal(other, lse)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
+def test_a_rate_that_is_no_probability_is_refused(device: str, rate: float) -> None:
+    with pytest.raises(ValueError, match=r"rate|dropout"):
+        fg.attention(*tensors(device), dropout=rate)
+
+
+# --------------------------------------------------------------------------------- 9. bits;  11. refusals
+
+
+def test_the_same_call_gives_the_same_bits(device: str, repeats: int) -> None:
+    ids = torch.arange(127, device=device, dtype=torch.int32) // 30
+    for dtype in DTYPES:
+        given = tensors(device, dtype, heads=(6, 2), q_len=127, kv_len=127, head_dim=64)
+        parts = {
+            "mask": fg.causal() & fg.document(ids),
+            "bias": given[0][:, :, :, :1].float(),
+            "sink": torch.zeros(6, device=device),
+            "return_lse": True,
+        }
+        first = fg.attention(*given, **parts)
+        for _ in range(repeats):
+            found = fg.attention(*given, **parts)
+            assert all(torch.equal(x, y) for x, y in zip(found, first, strict=True))
+
+
+def test_what_can_not_fit_is_refused_before_anything_is_built(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(*_: object, **__: object) -> None:
+        raise AssertionError("something was built")
+
+    compiling = sys.modules["fagen.compile"]
+    monkeypatch.setattr(compiling, "build", built)
+    monkeypatch.setattr(compiling, "compile_text", built)
+    given = tensors(device, q_len=4, kv_len=4, head_dim=20_000)
+    with pytest.raises(PlanError, match=r"head_dim 20,?000 in fp32 needs at least .*; up to \d+ fits"):
+        fg.attention(*given)
+    with pytest.raises(PlanError, match=r"family"):
+        fg.attention(*tensors(device), family="abacus")
