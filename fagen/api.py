@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fagen.calls.keys import key_of
 from fagen.compile import Compiled, compile_problem, feature_axes, problem_of
 from fagen.errors import DtypeError, UsageError
 from fagen.export import export
@@ -24,6 +25,7 @@ from fagen.study.explain import explain
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
 
 class Program(TracedProgram):
@@ -32,6 +34,16 @@ class Program(TracedProgram):
     Compiled when it is first called with such dtypes, head dims and device; ``options`` returns the same
     program run otherwise.
     """
+
+    def __init__(self, function: Callable[..., Any], options: Options | None = None) -> None:
+        super().__init__(function, options)
+        self.key = key_of(self, self.name)
+
+    def options(self, *, deterministic: bool | None = None, family: str | None = None) -> Self:
+        """The same program, run otherwise; what is not given stays as it is."""
+        new = super().options(deterministic=deterministic, family=family)
+        new.key = key_of(new, new.name)
+        return new
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
         """The outputs for a tensor or number for each declared argument, on the tensors' device."""
@@ -123,6 +135,7 @@ class Kernel:
         self.compiled = compiled
         self.captured = captured
         self.option = option
+        self.key = key_of(self, compiled.problem.graph.name)
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"

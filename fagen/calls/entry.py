@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fagen import torch_op
 from fagen.calls.dispatch import call, compute, empty_outputs, numbers_of
+from fagen.calls.keys import named
 from fagen.compile import Compiled
+from fagen.ir.graph import Graph
 from fagen.lang.attention import attention
 from fagen.lang.program import Options, Program
 from fagen.lang.trace import Traced
@@ -27,7 +29,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TENSOR_PARTS = ("bias", "sink")
 
 
-def call_program(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
+class Called(Protocol):
+    """A program as `call_program` takes it."""
+
+    key: str
+    option: Options
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, tuple[Any, ...]]:
+        """The graph for a call and a value for each of its arguments."""
+
+
+class Held(Protocol):
+    """A kernel as `call_kernel` takes it."""
+
+    key: str
+    compiled: Compiled
+    captured: tuple[Any, ...]
+    option: Options
+
+
+def call_program(program: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
     """The outputs of a program."""
     if torch.compiler.is_compiling():
         return _program_operator(program, args, kwargs)
@@ -51,18 +72,10 @@ def _options(deterministic: bool, family: str | None) -> Options:
     return Options(deterministic, family)
 
 
-class Held(Protocol):
-    """A kernel as `call_kernel` takes it."""
-
-    compiled: Compiled
-    captured: tuple[Any, ...]
-    option: Options
-
-
 def call_kernel(kernel: Held, args: tuple[Any, ...]) -> Tensor | Outputs:
     """The outputs of a compiled kernel; what it captured stands for last arguments that are not given."""
     if torch.compiler.is_compiling():
-        return _one(torch_op.through_operator(_kernel_key(kernel, len(args)), args))
+        return _one(torch_op.through_operator(_kernel_key(kernel.key, len(args)), args))
     return call(kernel.compiled.problem.graph, _completed(kernel, args), kernel.option, kernel.compiled)
 
 
@@ -84,11 +97,11 @@ def _constant(function: F) -> F:
     return function
 
 
-def _program_operator(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
-    names, arguments = _names(program)
+def _program_operator(program: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
+    names, arguments = _names(program.key)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     constants = [name for name in given if name not in arguments]
-    key = _program_key(program, tuple(constants), *[_digits(given[name]) for name in constants])
+    key = _program_key(program.key, tuple(constants), *[_digits(given[name]) for name in constants])
     return _one(torch_op.through_operator(key, [given[name] for name in arguments]))
 
 
@@ -116,17 +129,16 @@ def _one(outputs: Outputs) -> Tensor | Outputs:
 
 
 @_constant
-def _names(program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _names(key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The parameters of a program, and those of them that are arguments of its kernels."""
-    signature = program.signature
+    signature = named(key).signature
     return signature.names, tuple(argument.name for argument in signature.arguments)
 
 
-# Each value is a parameter of its own: torch guards those it is given directly by their identity.
-
-
 @_constant
-def _program_key(program: Program, names: tuple[str, ...], *constants: Any) -> str:
+def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> str:
+    program: Program = named(key)
+
     def values(given: Sequence[Any]) -> tuple[Traced, tuple[Any, ...]]:
         traced = program.trace(**dict(zip(names, map(_number, constants), strict=True)))
         return traced, (*given, *traced.captured)
@@ -134,6 +146,7 @@ def _program_key(program: Program, names: tuple[str, ...], *constants: Any) -> s
     return _registered(program.name, values, program.option, numbers_of(program.signature.arguments))
 
 
+# Each part is a parameter of its own: torch guards an object it is given directly by its identity.
 @_constant
 def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | None, **others: Any) -> str:
     def values(given: Sequence[Any]) -> tuple[Traced, tuple[Any, ...]]:
@@ -145,7 +158,8 @@ def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | No
 
 
 @_constant
-def _kernel_key(kernel: Held, count: int) -> str:
+def _kernel_key(key: str, count: int) -> str:
+    kernel: Held = named(key)
     compiled = kernel.compiled
     graph = compiled.problem.graph
 
