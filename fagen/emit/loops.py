@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, RangePlan
 from fagen.derive.tile import Search
-from fagen.emit.code import COLUMN, COMPARE, ELEMENT, PRODUCT, Code, Place, Statement, Variable
+from fagen.emit.code import AND, COLUMN, COMPARE, ELEMENT, PRODUCT, Code, Place, Statement, Variable
 from fagen.emit.scope import Scope, block_name
 from fagen.ir import graph as ir
-from fagen.ir.graph import FALSE, TRUE, Axis, Index, Node
+from fagen.ir.graph import FALSE, TRUE, Axis, Const, Index, Node
 from fagen.plan.prepare import mapped
 
 BEFORE = Place(phase=1)
@@ -145,6 +145,9 @@ class _Loop:
     def bounds(self) -> list[tuple[str, str]]:
         """Begin and end of each range, the end 0 where the range is empty."""
         found = []
+        whole = [Const(0), ir.size(self.ranges.walk_axis), TRUE]
+        if [[each.begin, each.end, each.when] for each in self.ranges.ranges] == [whole]:
+            return []
         for each in self.ranges.ranges:
             begin = self.say(self.code(each.begin))
             end = self.code(each.end)
@@ -164,7 +167,7 @@ class _Loop:
             return f"{self.leaves[symbol].form} == 0", f"{self.leaves[symbol].form} == 2"
         skip = None if ranges.may is TRUE else self.say(self.scope.codes.negation(self.code(ranges.may)))
         must = ranges.must
-        return skip, None if must is FALSE else "" if must is TRUE else self.say(self.code(must), COMPARE)
+        return skip, None if must is FALSE else "" if must is TRUE else self.say(self.code(must), AND)
 
 
 _READ_AS = {"fp32": "float", "uint8": "int32"}

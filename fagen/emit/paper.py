@@ -13,7 +13,7 @@ from fagen.plan.plan import Plan
 _AXES = {
     "b": "batch",
     "h": "query head",
-    "hk": "key head (of group query heads)",
+    "hk": "key head",
     "q": "query",
     "kv": "key",
     "d": "feature",

@@ -1,0 +1,222 @@
+// attention: forward, family simt, head_dim 72, v_head_dim 40, fp16
+// emitted by fagen 0.1.0
+//
+// b batch, h query head, hk key head, q query, kv key, d feature, dv feature of a value
+//
+// for each b, h and BLOCK_Q rows q (a block):
+//   for each BLOCK_KV columns kv with some  kv <= q or kv < 256:
+//     s = sum_d Q K                                             [q,kv]
+//     m = max(m, max_kv s * rsqrt(head_dim))                    [q]
+//     l = l * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) - maximum(m,
+//         sink))
+//     acc = acc * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) -
+//         maximum(m, sink)) * V
+//   O = acc * (1.0 / (l + exp(sink - maximum(m, sink))))
+//   stat = log(l + exp(sink - maximum(m, sink))) + maximum(m, sink)
+
+#include "edges.cuh"
+#include "math.cuh"
+#include "tiles.cuh"
+#include "types.cuh"
+#include "warp.cuh"
+
+constexpr int HEAD_DIM = 72, V_HEAD_DIM = 40;
+constexpr float SCALE = 0.11785113f;  // rsqrt(head_dim)
+constexpr float LOG2E = 1.442695f;    // exp(x) = 2^(x LOG2E)
+
+// What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
+struct Params {
+  const fp16* Q;  // [b, h, q, d]  q
+  int64 Q_b, Q_h, Q_q, Q_d;
+  const fp16* K;  // [b, hk, kv, d]  k
+  int64 K_b, K_hk, K_kv, K_d;
+  const fp16* V;  // [b, hk, kv, dv]  v
+  int64 V_b, V_hk, V_kv, V_dv;
+  const fp16* table0;  // [h]  sink
+  int64 table0_h;
+  fp16* O;  // [b, h, q, dv]  out
+  int64 O_b, O_h, O_q, O_dv;
+  fp32* stat;  // [b, h, q]  lse
+  int64 stat_b, stat_h, stat_q;
+  int batch, kv_heads, group, q_len, kv_len;
+};
+
+constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
+constexpr int THREADS = 256, LANES = 16;  // LANES of them share a row
+constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
+constexpr int FEATURES = 3;  // of a weighted sum, each thread's share
+constexpr int WIDTH_DV = 48;  // columns of a tile in shared memory
+// where tiles lie in shared memory, in bytes
+constexpr uint32 Q_AT = 0, K_AT = 38912, V_AT = 58368, W_AT = 71680;
+
+// Where a block works, and what is the same for all of it.
+struct Block {
+  int b, hk, g, h, q_start, q_last;
+  const fp16 *Q, *K, *V;
+  float table0;
+  fp16 *O;
+  fp32 *stat;
+};
+
+// What a thread knows of one of its rows.
+struct Row {
+  int q;
+  bool inside;
+  float m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
+};
+
+// Where this block works; the last rows come first, they have most to do where a mask grows with the row.
+__device__ __forceinline__ Block this_block(const Params& p) {
+  Block block;
+  int rest = blockIdx.x;
+  block.g = take(rest, p.group);
+  block.hk = take(rest, p.kv_heads);
+  block.b = take(rest, p.batch);
+  block.h = block.hk * p.group + block.g;
+  const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
+  block.q_start = (tiles - 1 - rest) * BLOCK_Q;
+  block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
+  block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
+  block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
+  block.table0 = to_float(p.table0[block.h * p.table0_h]);
+  block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
+  block.O = p.O + block.b * p.O_b + block.h * p.O_h;
+  block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
+  return block;
+}
+
+// sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
+template <class Own, class Walk>
+__device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
+  const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+#pragma unroll 2
+  for (int i = 0; i < Own::WIDTH; i += 4) {
+    Vec<float, 4> a[ROWS];
+    UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        float four = 0.0f;
+        UNROLL for (int e = 0; e < 4; ++e) four += a[r][e] * b[e];
+        sums[r][c] += four;
+      }
+    }
+  }
+}
+
+// m = max(m, max_kv s * rsqrt(head_dim))
+// l = l * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) - maximum(m, sink))
+// acc = acc * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) - maximum(m,
+//     sink)) * V
+template <bool MASKED>
+__device__ __forceinline__ void update(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
+    int lane, const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    Row& row = rows[r];
+    float x0[COLUMNS];
+    bool counts[COLUMNS];
+    const float m_old = row.m;
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const int kv = kv_start + c * LANES + lane;
+      x0[c] = s[r][c] * SCALE;
+      // kv <= q or kv < 256
+      counts[c] = !MASKED || (kv < p.kv_len && (kv <= row.q || kv <= 255));
+      if (counts[c]) row.m = maximum(row.m, x0[c]);
+    }
+    row.m = lane_max<LANES>(row.m);
+    const float x1 = finite_or_zero(maximum(row.m, block.table0));
+    const float x3 = exp2_approx((maximum(m_old, block.table0) - x1) * LOG2E);
+    row.l *= x3;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const float x2 = exp2_approx((x0[c] - x1) * LOG2E);
+      if (counts[c]) row.l += x2;
+      weights[r][c] = counts[c] ? x2 : skipped();
+    }
+  }
+}
+
+// acc[f] += W * V over the columns of a tile, four terms at a time
+template <bool MASKED, class Weights, class Operand>
+__device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& operand, Row (&rows)[ROWS]) {
+  const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+  for (int start = 0; start < BLOCK_KV; start += 4) {
+    float b[4][FEATURES];
+    UNROLL for (int i = 0; i < 4; ++i) {
+      UNROLL for (int f = 0; f < FEATURES; ++f) b[i][f] = operand(start + i, f * LANES + lane);
+    }
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      const Vec<float, 4> weight = W.template load<4>(row0 + r, start);
+      float four[FEATURES] = {};
+      UNROLL for (int i = 0; i < 4; ++i) {
+        if (MASKED && is_skipped(weight[i])) continue;
+        UNROLL for (int f = 0; f < FEATURES; ++f) four[f] += weight[i] * b[i][f];
+      }
+      UNROLL for (int f = 0; f < FEATURES; ++f) rows[r].acc[f] += four[f];
+    }
+  }
+}
+
+// stat = log(l + exp(sink - maximum(m, sink))) + maximum(m, sink)
+// O = acc * (1.0 / (l + exp(sink - maximum(m, sink))))
+__device__ __forceinline__ void finish(const Params& p, const Block& block, const Row (&rows)[ROWS],
+    int lane) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    const Row& row = rows[r];
+    if (!row.inside) continue;
+    const float x4 = quotient(1.0f,
+        row.l + exp2_approx((block.table0 - finite_or_zero(maximum(row.m, block.table0))) * LOG2E));
+    const float x5 = maximum(row.m, block.table0);
+    if (lane == 0) {
+      block.stat[row.q * p.stat_q] =
+          from_float<fp32>(logf(row.l + exp2_approx((block.table0 - finite_or_zero(x5)) * LOG2E)) + x5);
+    }
+    UNROLL for (int f = 0; f < FEATURES; ++f) {
+      const int dv = f * LANES + lane;
+      if (dv < V_HEAD_DIM) {
+        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp16>(row.acc[f] * x4);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Params p) {
+  const Block block = this_block(p);
+  const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+  Row rows[ROWS];
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    Row& row = rows[r];
+    const int q = block.q_start + row0 + r;
+    row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
+    row.q = minimum(q, p.q_len - 1);
+  }
+  const Tile<BLOCK_Q, HEAD_DIM> Q(Q_AT);
+
+  copy_tile<THREADS>(Q, block.q_start, p.q_len, HEAD_DIM, block.Q, p.Q_q, p.Q_d);
+  const Tile<BLOCK_KV, HEAD_DIM> K(K_AT);
+  const Tile<BLOCK_KV, WIDTH_DV> V(V_AT);
+  const Tile<BLOCK_Q, BLOCK_KV> W(W_AT);
+  // Tiles that may have an element with  kv <= q or kv < 256
+  const int kv_end = minimum(maximum(block.q_last + 1, 256), p.kv_len);
+  for (int kv_start = 0; kv_start < kv_end; kv_start += BLOCK_KV) {
+    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
+    copy_tile<THREADS>(K, kv_start, p.kv_len, HEAD_DIM, block.K, p.K_kv, p.K_d);
+    copy_tile<THREADS>(V, kv_start, p.kv_len, V_HEAD_DIM, block.V, p.V_kv, p.V_dv);
+    __syncthreads();              // K and V are there
+    float s[ROWS][COLUMNS] = {};  // s = sum_d Q K
+    multiply(Q, K, s);
+    const bool full = (kv_last <= 255 || kv_last <= block.q_start) && kv_start + BLOCK_KV <= p.kv_len;
+    float weights[ROWS][COLUMNS];
+    full ? update<false>(p, block, rows, kv_start, lane, s, weights)
+        : update<true>(p, block, rows, kv_start, lane, s, weights);
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      UNROLL for (int c = 0; c < COLUMNS; ++c) W(row0 + r, c * LANES + lane) = weights[r][c];
+    }
+    __syncwarp();  // a row's weights are written and read by one warp
+    full ? add_to_acc<false>(W, V, rows) : add_to_acc<true>(W, V, rows);
+    __syncthreads();  // all have read the tile
+  }
+  UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
+
+  finish(p, block, rows, lane);
+}
