@@ -190,7 +190,7 @@ def test_a_ladder_of_a_product_is_shown():
     columns = ["rung", "kernels", "bytes moved", "extra memory", "predicted", "measured", "error"]
     assert re.split(r"\s{2,}", lines[2].strip()) == columns
     shown = [re.split(r"\s{2,}", line.strip()) for line in lines[4:7]]
-    steps = climb(matmul_ladder(), matmul_lengths(20))
+    steps = climb(matmul_ladder(20), matmul_lengths(20))
     assert [row[0] for row in shown] == ["1", "2", "3"]
     assert all(len(row) == len(columns) for row in shown)
     assert "".join(line.strip() for line in lines[7:]).startswith(f"1. {steps[0].rung.title}.")

@@ -74,7 +74,7 @@ def test_a_ladder_of_attention():
 
 
 def test_a_ladder_of_a_product():
-    for step in climb(matmul_ladder(arch=arch_of(device())), matmul_lengths(1024)):
+    for step in climb(matmul_ladder(1024, arch=arch_of(device())), matmul_lengths(1024)):
         kernel = compile_problem(step.plan.problem)
         trial = try_kernel(kernel, make_values(kernel, (), dict(step.lengths), device=device()))
         assert trial.ok, (step.rung.name, trial)
