@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fagen.derive.extent import LENGTH, Extent, Extents, bits
+from fagen.derive.unscale import common_factor
 from fagen.emit.code import (
     AND,
     ATOM,
@@ -425,8 +426,25 @@ class Lowering:
         """
         if not self._nonpositive(x):
             return self._codes.call("expf", (self._done[x],), "float", 8)
+        fused = self._exponential(x) if self._shared.fast else None
+        if fused is not None:
+            return fused
         exponent = self._codes.infix("*", self._done[x], self._codes.leaf(_LOG2E, "float"), "float", PRODUCT)
         return self._codes.call("exp2_approx", (exponent,), "float", 2)
+
+    def _exponential(self, x: Node) -> Code | None:
+        """``exp(c a - c b)`` as one multiply-add and a power, where ``b`` is a row's and ``c`` a number."""
+        if not isinstance(x, Map) or x.op != "add":
+            return None
+        for a, minus_b in (x.args, x.args[::-1]):
+            if isinstance(minus_b, Map) and minus_b.op == "neg":
+                value, top, factor = common_factor(a, minus_b.args[0])
+                if self._done[top].place.row and not self._done[top].place.column:
+                    row = self._codes.call(
+                        "Exponential", (self(factor), self._done[top]), "Exponential", 6, "power"
+                    )
+                    return self._codes.make("{}({})", (row, self._done[value]), "float", ATOM, (ATOM, 0), 2)
+        return None
 
     def _exp2(self, node: Map, x: Node) -> Code:
         name, cost = ("exp2_approx", 2) if self._nonpositive(x) else ("exp2f", 4)

@@ -11,17 +11,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fagen.derive.signs import positive
+from fagen.derive.unscale import common_factor, unscaled
+from fagen.derive.vanish import limits
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import Lowering
-from fagen.emit.code import AND, BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Statement, Variable
+from fagen.emit.code import AND, BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Split, Statement, Variable
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name, said
-from fagen.emit.tiles import nearest, plain_read
+from fagen.emit.tiles import COSTLY, nearest, plain_read
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
     KEY_AXIS,
     MINUS_INF,
+    ONE,
     TRUE,
     ZERO,
     Axis,
@@ -65,6 +69,8 @@ class TileText:
     """Whether neighbours along the rows lie side by side in memory."""
     plain: str
     """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
+    costly: bool
+    """Whether few elements should be on their way at once, because each takes many registers."""
     storage: str
     """Of its elements in shared memory."""
     vectors: bool
@@ -161,6 +167,9 @@ class WalkText:
     """Whether a column is one of the walk's axis."""
     guard: str | None
     guard_comment: str
+    masked: str | None
+    """What is -inf at an element that does not count, and then leaves every state as it is; None where each
+    state is asked."""
     row: Sequence[Statement]
     """Row values that this pass needs, computed before it."""
     stores: StoresText | None
@@ -184,10 +193,15 @@ class WalkText:
     @property
     def counts(self) -> str:
         """The condition under which an element counts."""
-        test = self.inside if self.guard is None else f"{self.inside} && {self.guard}"
+        test = self.test
         if self.mode == "always":
             return test
         return f"!MASKED || {test}" if self.guard is None else f"!MASKED || ({test})"
+
+    @property
+    def test(self) -> str:
+        """The same, whatever the tile."""
+        return self.inside if self.guard is None else f"{self.inside} && {self.guard}"
 
     @property
     def product_tiles(self) -> list[TileText]:
@@ -323,7 +337,7 @@ class ForwardLoop:
             "const Column (&columns)[COLUMNS]",
             f"int {walk.loop.start}",
             "int lane",
-            *(f"const float (&{product.name})[ROWS][COLUMNS]" for product in walk.products),
+            *(f"float (&{product.name})[ROWS][COLUMNS]" for product in walk.products),
             *(f"float (&{weights})[ROWS][COLUMNS]" for weights in walk.weights),
         ]
 
@@ -418,7 +432,7 @@ class _Builder:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.kernel = scope.kernel
-        self.stage = scope.kernel.stage
+        self.stage = unscaled(scope.kernel.stage)
         assert self.stage.walk is not None
         self.walk_axis: Axis = self.stage.walk
         self.row_axis = self.kernel.tile_axis
@@ -490,8 +504,6 @@ class _Builder:
         for i, part in enumerate(exponent.args):
             if isinstance(part, Map) and part.op == "neg":
                 top = part.args[0]
-                if isinstance(top, Map) and top.op == "finite":
-                    top = top.args[0]
                 rest = [arg for j, arg in enumerate(exponent.args) if j != i]
                 if len(rest) == 1 and self._at_most(rest[0], top):
                     return True
@@ -499,8 +511,13 @@ class _Builder:
 
     def _at_most(self, x: Node, top: Node) -> bool:
         """Whether ``x`` is at most ``top``, a maximum or the larger of one and something."""
+        if isinstance(top, Map) and top.op == "finite":
+            top = top.args[0]
         if x is top:
             return True
+        inner, inner_top, factor = common_factor(x, top)
+        if factor is not ONE:
+            return positive(factor) and self._at_most(inner, inner_top)
         if isinstance(x, Map) and x.op == "where" and x.args[2] is MINUS_INF:
             conditions = _conjuncts(x.args[0])
             value = next((m for m in self.maxima.values() if m[0] is x.args[1]), None)
@@ -555,6 +572,7 @@ class _Builder:
             own=side == "own",
             by_rows=row_axis is not None and nearest(node, row_axis, columns) == row_axis,
             plain=plain_read(node, code, split, storage, row_axis, columns),
+            costly=code.cost > COSTLY,
             storage=shared.storage,
             vectors=storage == shared.storage and self.aligned(node, row_axis, columns),
             of_sum=side.startswith("operand"),
@@ -716,6 +734,7 @@ class _Builder:
             inside=f"{axis_name(self.walk_axis)} < {scope.length(self.walk_axis)}",
             guard=split.text(guard_code, AND) if guard_code is not None else None,
             guard_comment=scope.shown(walk.guard),
+            masked=self.masked(walk, lower, split),
             row=row,
             stores=stores,
             tiles=tuple(tile for tile in views if not tile.chunked),
@@ -726,6 +745,23 @@ class _Builder:
         for state in walk.states:
             self.finished[state.symbol] = f"row.{state.symbol.name}"
         return text
+
+    def masked(self, walk: Walk, lower: Lowering, split: Split) -> str | None:
+        """A value of each element that stands, where it is -inf, for an element that does not count.
+
+        Proved for every state: with -inf in its place, nothing is added to it. On tensor cores a term that
+        does not count is a product with 0 in any case.
+        """
+        if self.kernel.tiling != "fragments" or walk.stores or any(term_of(s)[1] for s in walk.states):
+            return None
+        products = [product.symbol for product in walk.products]
+        for value in (*products, *(state.value for state in walk.states if state.op == "max")):
+            ends = [limits(ir.substitute(state.value, {value: MINUS_INF})) for state in walk.states]
+            neutral = [MINUS_INF if state.op == "max" else ZERO for state in walk.states]
+            text = split.text(lower(value))
+            if walk.states and ends == neutral and text.endswith("[c]"):
+                return text
+        return None
 
     def equation(self, state: State) -> str:
         """How a state is updated by a tile."""

@@ -2,6 +2,9 @@
 //
 //   quotient(x, y)        x / y, and 0 where y is 0: a row in which nothing was summed
 //   finite_or_zero(x)     x, and 0 where it is -inf: the maximum of such a row
+//   Exponential power(c, top)
+//                         power(x) = exp(c x - c top) for c > 0 and x <= top, in one multiply-add and one power of two;
+//                         also where the product with log2(e) would be out of range or too coarse
 //   absolute(x)           of an int32 or int64
 //   clamp_index(i, size)  the position in a table of `size` elements nearest to i
 //   skipped()             stands in a tile of weights for a term that is no part of the sum: a NaN of its own,
@@ -17,6 +20,21 @@ __device__ __forceinline__ float quotient(float x, float y) {
 __device__ __forceinline__ float finite_or_zero(float x) {
   return x == -INFINITY ? 0.0f : x;
 }
+
+struct Exponential {
+  float factor, shift;
+
+  // c top log2(e) is rounded, which all x of a row share. From 2^27 on that would be a factor out of range;
+  // but there neighbouring numbers are so far apart that the result is 1 or 0, and any factor shows which: a
+  // power of two exactly.
+  __device__ __forceinline__ Exponential(float c, float top) {
+    const float usual = c * 1.44269504f;
+    factor = fabsf(top * usual) < 0x1p27f ? usual : __uint_as_float(__float_as_uint(c) & 0xff800000u);
+    shift = top * factor;
+  }
+
+  __device__ __forceinline__ float operator()(float x) const { return exp2_approx(fmaf(x, factor, -shift)); }
+};
 
 template <class Integer>
 __device__ __forceinline__ Integer absolute(Integer x) {

@@ -16,6 +16,12 @@ __device__ __forceinline__ int opaque(int x) {
   return x;
 }
 
+template <class T>
+__device__ __forceinline__ const T* opaque(const T* x) {
+  asm("" : "+l"(x));
+  return x;
+}
+
 // The chunk of a 16 x 16 block whose address a lane gives to a load: its row and its number in the row.
 struct LaneChunk {
   int row, chunk;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& 
   constexpr bool STEADY = !Layout::SWIZZLED || STEP % 8 == 0;
   const int row = threadIdx.x / TEAM, column = threadIdx.x % TEAM * 8, at = opaque(tile.at(row, column));
   const int rows = length - first;
-  data += (first + row) * row_step + column;
+  data = opaque(data + (first + row) * row_step + column);
 #pragma unroll
   for (int i = 0; i < ROWS; i += STEP) {
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& 
         copy_async<8>(tile.elements, to, data + j, row + i < rows ? count : 0);
       }
     }
-    data += STEP * row_step;
+    data = opaque(data + STEP * row_step);
   }
 }
 

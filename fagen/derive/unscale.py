@@ -1,0 +1,59 @@
+"""A positive number that every element is multiplied by leaves a maximum: ``max(c x) = c max x``.
+
+Exact in floating point, too, since rounding keeps order. What is subtracted from ``c x`` is then ``c`` times
+what is exactly the largest ``x``, and ``exp(c x - c m)`` one multiply-add and a power.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fagen.derive.running import old
+from fagen.derive.signs import positive
+from fagen.derive.walk import Stage, State, Walk
+from fagen.ir import graph as ir
+from fagen.ir.graph import Map, Node
+
+
+def unscaled(stage: Stage) -> Stage:
+    """``stage`` with its maxima taken over unscaled values, and the numbers put back where they are used."""
+    names: dict[Node, Node] = {}
+    walks = []
+    for walk in stage.walks:
+        states = []
+        for state in walk.states:
+            factor, rest = _factor(state)
+            if factor is not None:
+                for symbol in (state.symbol, old(state.symbol)):
+                    names[symbol] = ir.mul(symbol, factor)
+                    names[ir.finite(symbol)] = ir.mul(ir.finite(symbol), factor)
+            states.append(_renamed(replace(state, value=rest), names))
+        stores = tuple(replace(out, node=ir.substitute(out.node, names)) for out in walk.stores)
+        walks.append(Walk(walk.guard, walk.products, tuple(states), stores))
+    outputs = tuple(replace(out, node=ir.substitute(out.node, names)) for out in stage.outputs)
+    return replace(stage, walks=tuple(walks), outputs=outputs) if names else stage
+
+
+def _factor(state: State) -> tuple[Node | None, Node]:
+    """What leaves the maximum of a state, and what stays."""
+    value = state.value
+    if state.op == "max" and isinstance(value, Map) and value.op == "mul":
+        for rest, factor in (value.args, value.args[::-1]):
+            if not factor.axes and positive(factor):
+                return factor, rest
+    return None, value
+
+
+def _renamed(state: State, names: dict[Node, Node]) -> State:
+    rescale = ir.substitute(state.rescale, names) if state.rescale is not None else None
+    return replace(state, value=ir.substitute(state.value, names), rescale=rescale)
+
+
+def common_factor(x: Node, y: Node) -> tuple[Node, Node, Node]:
+    """``x`` and ``y`` without a number both are multiplied by, and that number; 1 where there is none."""
+    if isinstance(x, Map) and isinstance(y, Map) and x.op == y.op == "mul":
+        for a, c in (x.args, x.args[::-1]):
+            for b, d in (y.args, y.args[::-1]):
+                if c is d and not c.axes:
+                    return a, b, c
+    return x, y, ir.ONE
