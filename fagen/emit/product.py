@@ -13,7 +13,7 @@ from fagen.emit.code import ELEMENT, Code, Split, Statement, Variable
 from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
 from fagen.emit.forward import StoreText, term_of
 from fagen.emit.scope import Scope, axis_name, block_name
-from fagen.emit.tiles import nearest, plain_read
+from fagen.emit.tiles import COSTLY, nearest, plain_read
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Map, Node
 from fagen.plan.cost import stage_roots
@@ -44,6 +44,8 @@ class OperandText:
     value: str
     plain: str
     """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
+    costly: bool
+    """Whether few elements should be on their way at once, because each takes many registers."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,7 @@ class _Builder:
             statements=split.at(ELEMENT),
             value=value,
             plain=plain,
+            costly=any(code.cost > COSTLY for code in codes),
         )
 
     def marked(self, split: Split, codes: Sequence[Code]) -> str:

@@ -33,15 +33,18 @@ _RESERVED = frozenset(
         "union", "unsigned", "using", "virtual", "void", "volatile", "while", "and", "or", "not", "xor",
         "p", "r", "c", "f", "e", "i", "s", "v", "full", "block", "row", "rows", "row0", "lane",
         "column", "columns", "rest", "tiles", "begin", "end", "start", "four", "weight", "weights",
-        "operand", "own", "walk", "sums", "any", "all", "some", "whole", "holds",
+        "operand", "own", "walk", "sums", "any", "all", "some", "whole", "holds", "seed", "words", "term",
+        "terms",
     )
 )
 # fmt: on
+_DERIVED = re.compile(r"(acc|is|[lmnstx])\d*")
+"""Names of states, of stored values and of parts of expressions."""
 
 
 def axis_name(axis: Axis) -> str:
     """What a position along ``axis`` is called in the text, where some names are taken."""
-    return f"{axis}_" if axis in _RESERVED else axis
+    return f"{axis}_" if axis in _RESERVED or _DERIVED.fullmatch(axis) else axis
 
 
 class Surroundings:

@@ -9,6 +9,8 @@ from fagen.emit.code import ATOM, Code, Split
 from fagen.emit.scope import axis_name
 from fagen.ir.graph import Axis, Input, Load, Node, walk
 
+COSTLY = 60
+"""Instructions of an element, roughly, beyond which few are computed at once."""
 _COPIED = ("fp32", "fp16", "bf16")
 
 
@@ -29,12 +31,14 @@ def plain_read(node: Node, code: Code, split: Split, storage: str, rows: Axis | 
 
 
 def nearest(node: Node, *axes: Axis) -> Axis | None:
-    """Of ``axes`` that whose neighbours lie side by side in what ``node`` reads, as its layout says."""
+    """Of ``axes`` that whose neighbours lie side by side in what ``node`` reads, as the layout of that says
+    which has most of them."""
+    layouts: list[Sequence[Axis]] = []
     for part in walk([node]):
-        layout: Sequence[Axis] = part.layout if isinstance(part, Input) else ()
-        if isinstance(part, Load):
-            layout = tuple(axis for index in part.indices for axis in index.axes)
-        found = [axis for axis in layout if axis in axes]
-        if found:
-            return found[-1]
-    return None
+        if isinstance(part, Input):
+            layouts.append(part.layout)
+        elif isinstance(part, Load):
+            layouts.append(tuple(axis for index in part.indices for axis in index.axes))
+    found = [[axis for axis in layout if axis in axes] for layout in layouts]
+    most = max(found, key=len, default=[])
+    return most[-1] if most else None

@@ -53,6 +53,8 @@ COPY_SLOTS = 4
 """Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
 LOOP_REGISTERS = 12
 """More of them in a loop with products of tiles."""
+BUSY_SLOTS, BUSY_REGISTERS = 30, 40
+"""Beyond so many instructions for an element, and what computing it then holds."""
 FIXED_REGISTERS = 40
 """Addresses, counters and temporaries of a thread."""
 SAVED_REGISTERS = 12
@@ -418,7 +420,8 @@ def registers(profile: Profile, tiles: Tiles) -> int:
         features = ceil_div(tiles.block_feature, tiles.columns)
         if tiles.tiling != "registers":
             return FIXED_REGISTERS
-        return FIXED_REGISTERS + LOOP_REGISTERS + own * features + VECTOR * (own + 1)
+        held = own * features + VECTOR * (own + 1)
+        return FIXED_REGISTERS + 2 * LOOP_REGISTERS + held + _busy_registers(profile.passes[0])
     if profile.schedule == "rowwise":
         return FIXED_REGISTERS
     most = 0
@@ -430,8 +433,13 @@ def registers(profile: Profile, tiles: Tiles) -> int:
         else:
             shares = sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
             held = LOOP_REGISTERS + accumulators + VECTOR + max(scores + VECTOR * own, VECTOR * shares)
+            held += _busy_registers(step)
         most = max(most, held + own * (step.scalars + 2))
     return FIXED_REGISTERS + most
+
+
+def _busy_registers(step: Pass) -> int:
+    return BUSY_REGISTERS if sum(slots.issue for slots in step.slots) > BUSY_SLOTS else 0
 
 
 def registers_limit(arch: Arch, threads: int) -> int:
