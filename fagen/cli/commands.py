@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fagen.cli import show
-from fagen.cli.options import Request, shared
+from fagen.cli.options import MOST_SEED, Request, shared
 from fagen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -209,7 +209,9 @@ def ladder(
     batch: Annotated[int, typer.Option(min=1)] = 1,
     q_heads: Annotated[int | None, typer.Option(min=1, help="By default 8, on the emulator 1.")] = None,
     q_len: Annotated[int | None, typer.Option(min=1, help="By default 4,096, on the emulator 64.")] = None,
-    seed: Annotated[int, typer.Option(help="Of tensors that are made up, and of dropout.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Of tensors that are made up, and of dropout.")
+    ] = 0,
     arch: Annotated[
         str | None, typer.Option(help="The GPU of the model; by default the one here, or A100.")
     ] = None,
@@ -243,10 +245,11 @@ def ladder(
         _print([_step_json(steps[i], trials[i] if trials else None) for i in range(len(steps))])
     else:
         shown = ", ".join(f"{length_name(axis)} {length:,}" for axis, length in steps[0].lengths)
-        place = f"measured on {trials[0].device}" if trials else "nothing is run"
+        devices = dict.fromkeys(trial.device for trial in trials if trial)
+        place = f"measured on {', '.join(devices)}" if devices else "nothing is run"
         print(f"{shown} in {dtype}; predicted for {arch}, {place}")
         _show_steps(steps, trials)
-    raise typer.Exit(0 if all(trial.ok for trial in trials) else 1)
+    raise typer.Exit(0 if all(trial.ok for trial in trials if trial) else 1)
 
 
 def _storage(dtype: str) -> Storage:
@@ -256,12 +259,12 @@ def _storage(dtype: str) -> Storage:
     return _STORAGES[dtype]
 
 
-def _tried(steps: Sequence[Step], where: torch.device, seed: int) -> list[Trial]:
-    """Every rung run on the same values."""
+def _tried(steps: Sequence[Step], where: torch.device, seed: int) -> list[Trial | None]:
+    """Every rung run on the same values; None for one whose memory the device does not have."""
     from fagen.compile import compile_problem
-    from fagen.study.trial import make_values, try_kernel
+    from fagen.study.trial import OutOfMemory, make_values, try_kernel
 
-    trials: list[Trial] = []
+    trials: list[Trial | None] = []
     with show.progress() as progress:
         for step in steps:
             kernel = compile_problem(step.plan.problem)
@@ -270,7 +273,10 @@ def _tried(steps: Sequence[Step], where: torch.device, seed: int) -> list[Trial]
             def tell(what: str, done: int, parts: int, number: int = step.rung.number) -> None:
                 progress(f"{number}/{len(steps)} {what}", done, parts)
 
-            trials.append(try_kernel(kernel, values, seed=seed, progress=tell))
+            try:
+                trials.append(try_kernel(kernel, values, seed=seed, progress=tell))
+            except OutOfMemory:
+                trials.append(None)
     return trials
 
 
@@ -288,22 +294,28 @@ def _step_json(step: Step, trial: Trial | None) -> dict[str, Any]:
     }
 
 
-def _show_steps(steps: Sequence[Step], trials: Sequence[Trial]) -> None:
-    from fagen.study.explain import seconds
+def _show_steps(steps: Sequence[Step], trials: Sequence[Trial | None]) -> None:
     from fagen.study.ladder import rows, saving
 
     shown = []
     for i, row in enumerate(rows(steps)):
         shown.append({"rung": steps[i].rung.number, **{name: row[name] for name in _LADDER_COLUMNS}})
         if trials:
-            verdict = "" if trials[i].ok else " WRONG"
-            shown[i] |= {
-                "measured": seconds(trials[i].seconds), "error": f"{trials[i].max_error:.2g}{verdict}"
-            }  # fmt: skip
+            shown[i] |= _measured(trials[i])
     show.table(shown)
     for i, step in enumerate(steps):
         saved = saving(step, steps[i - 1] if i else None)
         show.text(f"{step.rung.number}. {step.rung.title}. {step.rung.change} {saved}")
+
+
+def _measured(trial: Trial | None) -> dict[str, str]:
+    """The columns of what was run."""
+    from fagen.study.explain import seconds
+
+    if trial is None:
+        return {"measured": "no memory", "error": ""}
+    wrong = "" if trial.ok else " WRONG"
+    return {"measured": seconds(trial.seconds), "error": f"{trial.max_error:.2g}{wrong}"}
 
 
 @app.command()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _WHAT, _WHICH, _HOW_LONG = "What to compute", "Which kernel", "Lengths and values"
 
+MOST_SEED = 2**32 - 1
+
 DEFAULT_LENGTHS: Mapping[str, int] = {"batch": 1, "q_heads": 2, "q_len": 512}
 """Lengths that are not given: small enough for a CPU to run."""
 
@@ -76,7 +78,13 @@ class Request:
         ),
     ] = None
     seed: Annotated[
-        int, Option(help="Of tensors that are made up, and of dropout.", rich_help_panel=_HOW_LONG)
+        int,
+        Option(
+            min=0,
+            max=MOST_SEED,
+            help="Of tensors that are made up, and of dropout.",
+            rich_help_panel=_HOW_LONG,
+        ),
     ] = 0
 
     @property
@@ -166,8 +174,15 @@ def _parted(numbers: Mapping[str, float], program: Program | None) -> tuple[dict
 
     arguments = program.signature.arguments if program else ()
     names = {argument.name for argument in arguments if isinstance(argument, Scalar)}
-    scalars = {name: number for name, number in numbers.items() if name in names}
-    return {name: int(number) for name, number in numbers.items() if name not in names}, scalars
+    sizes, scalars = {}, {}
+    for name, number in numbers.items():
+        if name in names:
+            scalars[name] = number
+        elif number.is_integer():
+            sizes[name] = int(number)
+        else:
+            raise UsageError(f"--let: {name} is {number:g}", works="the length of an axis is a whole number")
+    return sizes, scalars
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:

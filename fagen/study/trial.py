@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -16,7 +17,7 @@ from fagen.calls.dispatch import compute
 from fagen.calls.prepared import draw_seed, emulation
 from fagen.calls.values import DTYPE_OF
 from fagen.compile import Compiled
-from fagen.errors import ToolchainError, UsageError
+from fagen.errors import FagenError, LaunchError, ToolchainError, UsageError
 from fagen.ir.check import bind_sizes
 from fagen.ir.graph import Axis, Contract, Graph, Input, Reduce, Scalar, walk
 from fagen.ir.reference import Comparison, compare, eager, evaluate
@@ -86,6 +87,26 @@ class Trial:
         }
 
 
+class OutOfMemory(LaunchError):
+    """The tensors of a run, or what lies between its kernels, do not fit the memory of the device."""
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Within it, torch's ways of finding no memory are one error."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, FagenError):
+            raise
+        text = str(error)
+        if not isinstance(error, MemoryError) and "out of memory" not in text and "allocate" not in text:
+            raise
+        raise OutOfMemory(
+            "the run does not fit the memory of the device", works="shorter lengths, or fewer heads, may"
+        ) from error
+
+
 def choose_device(asked: Device | None) -> torch.device:
     """The device to run on: a GPU if there is one. Raises ToolchainError for a GPU that is not there."""
     if asked == "emulator" or (asked is None and not torch.cuda.is_available()):
@@ -99,6 +120,7 @@ def choose_device(asked: Device | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+@_memory()
 def make_values(
     kernel: Compiled,
     captured: Sequence[Any],
@@ -124,13 +146,21 @@ def make_values(
     values: list[Any] = []
     for argument in own:
         if isinstance(argument, Scalar):
-            given = (scalars or {}).get(argument.name, 1.0)
-            values.append(int(given) if argument.stored == "int" else float(given))
+            values.append(_number(argument, (scalars or {}).get(argument.name, 1.0)))
         else:
             shape = [_length(axis, lengths) for axis in argument.layout]
             values.append(_drawn(argument, shape, DTYPE_OF[storages[argument]], generator))
     values += [each.tensor(generator) if isinstance(each, Table) else each for each in captured]
     return [each.to(device) if isinstance(each, Tensor) else each for each in values]
+
+
+def _number(argument: Scalar, given: float) -> float | int:
+    """The value of a Scalar."""
+    if argument.stored != "int":
+        return float(given)
+    if not float(given).is_integer():
+        raise UsageError(f"{argument.name} is {given:g}", works="it is declared a whole number")
+    return int(given)
 
 
 def _length(axis: Axis, lengths: Mapping[Axis, int]) -> int:
@@ -153,6 +183,7 @@ def _drawn(argument: Input, shape: Sequence[int], dtype: torch.dtype, generator:
 # ------------------------------------------------------------------------------------------------------ run
 
 
+@_memory()
 def try_kernel(
     kernel: Compiled,
     values: Sequence[Any],

@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import fagen as fg
 from command_line import fagen, mistake
 from fagen.compile import Compiled
 from fagen.plan.plan import Problem
+from fagen.study import trial
 from fagen.study.ladder import attention_ladder, attention_lengths, climb, matmul_ladder, matmul_lengths
 
 pytestmark = pytest.mark.cxx
@@ -194,6 +196,22 @@ def test_a_ladder_of_a_product_is_shown():
     assert [row[0] for row in shown] == ["1", "2", "3"]
     assert all(len(row) == len(columns) for row in shown)
     assert "".join(line.strip() for line in lines[7:]).startswith(f"1. {steps[0].rung.title}.")
+
+
+def test_a_rung_that_does_not_fit_is_passed_over(monkeypatch: pytest.MonkeyPatch):
+    def only_the_last(kernel: Compiled, values: Sequence[object], **options: Any) -> trial.Trial:
+        if len(kernel.plan.kernels) > 1:
+            raise trial.OutOfMemory("no")
+        return real(kernel, values, **options)
+
+    real = trial.try_kernel
+    monkeypatch.setattr(trial, "try_kernel", only_the_last)
+    done = fagen("ladder", "--device", "emulator", "--q-len", 24, "--head-dim", 8)
+    shown = [re.split(r"\s{2,}", line.strip()) for line in done.out.splitlines()[4:9]]
+    assert [row[5] for row in shown[:4]] == ["no memory"] * 4
+    assert shown[4][0] == "5"
+    assert shown[4][5] != "no memory"
+    assert done.code == 0
 
 
 def test_the_reference_is_no_kernel_to_run():

@@ -46,6 +46,12 @@ def other_axis(q: Q, k: K, v: V, pages: fg.Tensor["b kv page"]):
     return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
 
 
+@fg.program
+def windowed(q: Q, k: K, v: V, w: fg.Scalar[int]):
+    s = fg.where(fg.q - fg.kv < w, fg.dot(q, k, over="d"), -fg.inf)
+    return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
+
+
 def undeclared(q, k, v):
     return fg.dot(q, k, over="d")
 
@@ -289,6 +295,11 @@ COMMANDS = {
     "no program's name": (["--program", "mine"], "--program: 'mine' names no program; write FILE.py:NAME"),
     "no file": (["--program", "none.py:f"], "--program: there is no file none.py; write FILE.py:NAME"),
     "let": (["--let", "r"], "--let: 'r' gives no number; write --let r=64"),
+    "let an axis have half a position": (
+        ["--let", "r=2.5"],
+        "--let: r is 2.5; the length of an axis is a whole number",
+    ),
+    "let an axis have no end": (["--let", "r=inf"], "--let: r is inf; the length of an axis is a whole"),
     "let an axis that is not there": (
         ["--let", "r=64"],
         "compile: sizes names r, which is no axis of fixed length; those are d, dv",
@@ -371,6 +382,21 @@ def test_a_gpu_that_is_not_there():
     assert said.startswith("--device gpu: torch sees no CUDA device; --device emulator runs the same kernel")
 
 
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [("2.5", "w is 2.5; it is declared a whole number"), ("nan", "w is nan; it is declared a whole number")],
+)
+def test_a_whole_number_is_no_fraction(programs: Path, value: str, sentence: str):
+    options = ["--program", f"{programs}:windowed", "--let", f"w={value}", "--device", "emulator"]
+    assert mistake("run", *options) == sentence
+
+
+def test_more_than_memory_holds_is_told():
+    options = ["--device", "emulator", "--q-len", 2**31 - 1, "--q-heads", 4096, "--batch", 64]
+    said = mistake("run", *options)
+    assert said == "the run does not fit the memory of the device; shorter lengths, or fewer heads, may"
+
+
 def test_a_ladder_of_no_dtype():
     assert mistake("ladder", "--dtype", "fp8") == "--dtype is 'fp8'; it is fp32, fp16, bf16"
 
@@ -382,6 +408,8 @@ def test_a_ladder_of_no_dtype():
         (["emit", "--head-dim", "many"], "head-dim"),
         (["emit", "--dropout", "2"], "dropout"),
         (["emit", "--batch", "-1"], "batch"),
+        (["run", "--seed", "-1"], "seed"),
+        (["run", "--seed", str(2**64)], "seed"),
         (["ladder", "--matmul", "0"], "matmul"),
         (["mend"], "mend"),
     ],
