@@ -16,7 +16,7 @@
 template <class T, int ROWS_, int COLUMNS_, int PANEL_ = 64>
 struct Panels {
   static_assert(sizeof(T) == 2, "wgmma takes 16-bit elements here");
-  static_assert(ROWS_ % 8 == 0 && COLUMNS_ % 8 == 0 && (PANEL_ == 64 || PANEL_ == 32 || PANEL_ == 16));
+  static_assert(ROWS_ % 8 == 0 && (PANEL_ == 64 || PANEL_ == 32 || PANEL_ == 16));
   using Element = T;
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, PANEL = PANEL_;
   static constexpr int PANELS = (COLUMNS + PANEL - 1) / PANEL;
@@ -64,7 +64,7 @@ struct SummedColumns {
 template <class Tile>
 struct SummedRows {
   using Element = typename Tile::Element;
-  static constexpr int LENGTH = Tile::COLUMNS, STEPS = Tile::ROWS / 16;
+  static constexpr int LENGTH = (Tile::COLUMNS + 7) / 8 * 8, STEPS = Tile::ROWS / 16;
   static constexpr bool ACROSS = true;
   uint64 first;
 
