@@ -8,8 +8,7 @@
 // attention: forward, family simt, head_dim 64, v_head_dim 64, fp32
 // emitted by fagen 0.1.0
 //
-// b batch, h query head, hk key head (of group query heads), q query, kv key, d feature, dv feature of a
-//     value
+// b batch, h query head, hk key head, q query, kv key, d feature, dv feature of a value
 //
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_D columns d:

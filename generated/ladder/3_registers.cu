@@ -8,8 +8,7 @@
 // attention: forward, family simt, head_dim 64, v_head_dim 64, fp32
 // emitted by fagen 0.1.0
 //
-// b batch, h query head, hk key head (of group query heads), q query, kv key, d feature, dv feature of a
-//     value
+// b batch, h query head, hk key head, q query, kv key, d feature, dv feature of a value
 //
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_D columns d:
@@ -111,8 +110,7 @@ namespace forward_0_product_ {
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;
   constexpr uint32 Q_AT = 0, K_AT = 18432;  // where tiles lie in shared memory, in bytes
 
-  // sums[r][c] += (row r of one tile) * (row c of the other), four terms at a time: a long sum rounds
-  //     less often
+  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
@@ -132,7 +130,7 @@ namespace forward_0_product_ {
   }
 
   // t0 = acc
-  extern "C" __global__ void __launch_bounds__(128, 3) forward_0_product(const __grid_constant__ Params p) {
+  extern "C" __global__ void __launch_bounds__(128, 2) forward_0_product(const __grid_constant__ Params p) {
     int rest = blockIdx.x;
     const int kv_tiles = (p.kv_len + BLOCK_KV - 1) / BLOCK_KV;
     const int kv_start = take(rest, kv_tiles) * BLOCK_KV;
@@ -404,8 +402,7 @@ namespace forward_10_product_ {
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_DV / LANES;
   constexpr uint32 T9_AT = 0, V_AT = 18432;  // where tiles lie in shared memory, in bytes
 
-  // sums[r][c] += (row r of one tile) * (row c of the other), four terms at a time: a long sum rounds
-  //     less often
+  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
@@ -428,7 +425,7 @@ namespace forward_10_product_ {
   }
 
   // O = acc
-  extern "C" __global__ void __launch_bounds__(128, 3) forward_10_product(const __grid_constant__ Params p) {
+  extern "C" __global__ void __launch_bounds__(128, 2) forward_10_product(const __grid_constant__ Params p) {
     int rest = blockIdx.x;
     const int dv_tiles = (V_HEAD_DIM + BLOCK_DV - 1) / BLOCK_DV;
     const int dv_start = take(rest, dv_tiles) * BLOCK_DV;

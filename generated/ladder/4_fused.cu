@@ -9,8 +9,7 @@
 // attention: forward, family simt, head_dim 64, v_head_dim 64, fp32
 // emitted by fagen 0.1.0
 //
-// b batch, h query head, hk key head (of group query heads), q query, kv key, d feature, dv feature of a
-//     value
+// b batch, h query head, hk key head, q query, kv key, d feature, dv feature of a value
 //
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_D columns d:
@@ -70,8 +69,7 @@ namespace forward_0_product_ {
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;
   constexpr uint32 Q_AT = 0, K_AT = 18432;  // where tiles lie in shared memory, in bytes
 
-  // sums[r][c] += (row r of one tile) * (row c of the other), four terms at a time: a long sum rounds
-  //     less often
+  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
@@ -91,7 +89,7 @@ namespace forward_0_product_ {
   }
 
   // t0 = where(kv <= q + kv_len - q_len, acc * rsqrt(head_dim), -inf)
-  extern "C" __global__ void __launch_bounds__(128, 3) forward_0_product(const __grid_constant__ Params p) {
+  extern "C" __global__ void __launch_bounds__(128, 2) forward_0_product(const __grid_constant__ Params p) {
     int rest = blockIdx.x;
     const int kv_tiles = (p.kv_len + BLOCK_KV - 1) / BLOCK_KV;
     const int kv_start = take(rest, kv_tiles) * BLOCK_KV;
@@ -196,8 +194,7 @@ namespace forward_3_product_ {
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_DV / LANES;
   constexpr uint32 OWN_AT = 0, V_AT = 18432;  // where tiles lie in shared memory, in bytes
 
-  // sums[r][c] += (row r of one tile) * (row c of the other), four terms at a time: a long sum rounds
-  //     less often
+  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
@@ -220,7 +217,7 @@ namespace forward_3_product_ {
   }
 
   // O = acc
-  extern "C" __global__ void __launch_bounds__(128, 3) forward_3_product(const __grid_constant__ Params p) {
+  extern "C" __global__ void __launch_bounds__(128, 2) forward_3_product(const __grid_constant__ Params p) {
     int rest = blockIdx.x;
     const int dv_tiles = (V_HEAD_DIM + BLOCK_DV - 1) / BLOCK_DV;
     const int dv_start = take(rest, dv_tiles) * BLOCK_DV;
@@ -241,7 +238,7 @@ namespace forward_3_product_ {
     const Tile<BLOCK_Q, BLOCK_KV> own_tile(OWN_AT);
     const Tile<BLOCK_DV, BLOCK_KV> V_tile(V_AT);
     for (int kv_start = 0; kv_start < p.kv_len; kv_start += BLOCK_KV) {
-      fill_tile_by_rows<THREADS>(own_tile, q_start, p.q_len, p.kv_len, [&](int q, int kv) {
+      fill_tile<THREADS, 2>(own_tile, q_start, p.q_len, p.kv_len, [&](int q, int kv) {
         const RandomWords words = dropout_words(seed, 0, b, h, q, kv);
         return unless_zero(6554 <= int32(dropout_bits(words, q, kv))
             ? quotient(expf(t0_at[q * p.t0_q + kv * p.t0_kv] - finite_or_zero(t1_at[q * p.t1_q])),

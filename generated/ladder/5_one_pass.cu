@@ -8,8 +8,7 @@
 // attention: forward, family simt, head_dim 64, v_head_dim 64, fp32
 // emitted by fagen 0.1.0
 //
-// b batch, h query head, hk key head (of group query heads), q query, kv key, d feature, dv feature of a
-//     value
+// b batch, h query head, hk key head, q query, kv key, d feature, dv feature of a value
 //
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len:
@@ -45,12 +44,12 @@ struct Params {
   int batch, kv_heads, group, q_len, kv_len;
 };
 
-constexpr int BLOCK_Q = 128, BLOCK_KV = 32;  // rows of a block, columns of a tile
-constexpr int THREADS = 128, LANES = 8;  // LANES of them share a row
+constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
+constexpr int THREADS = 256, LANES = 8;  // LANES of them share a row
 constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
 constexpr int FEATURES = 8;  // of a weighted sum, each thread's share
 // where tiles lie in shared memory, in bytes
-constexpr uint32 Q_AT = 0, K_AT = 34816, V_AT = 43520, W_AT = 52224;
+constexpr uint32 Q_AT = 0, K_AT = 34816, V_AT = 52224, W_AT = 69632;
 
 // Where a block works, and what is the same for all of it.
 struct Block {
@@ -86,8 +85,7 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   return block;
 }
 
-// sums[r][c] += (row r of one tile) * (row c of the other), four terms at a time: a long sum rounds less
-//     often
+// sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
 template <class Own, class Walk>
 __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
   const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
@@ -106,37 +104,36 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv s * rsqrt(head_dim))
-// l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-// acc = acc * exp(m_old - m) + sum_kv where(random[b,h,q,kv] >= 6554, 1.1111186463666882 * exp(s *
-//     rsqrt(head_dim) - m), 0.0) * V
+// m = max(m, max_kv s)
+// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m)
+// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv where(random[b,h,q,kv] >= 6554,
+//     1.1111186463666882 * exp(s * rsqrt(head_dim) - rsqrt(head_dim) * m), 0.0) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
-    int lane, const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
     RandomWords words;
     bool counts[COLUMNS];
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
-      x0[c] = s[r][c] * SCALE;
       // kv <= q + kv_len - q_len
       counts[c] = !MASKED || (kv < p.kv_len && kv + p.q_len <= row.q + p.kv_len);
-      if (counts[c]) row.m = maximum(row.m, x0[c]);
+      if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m);
-    const float x3 = exp2_approx((m_old - x1) * LOG2E);
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const float x0 = SCALE * finite_or_zero(row.m);
+    const float x2 = exp2_approx((m_old * SCALE - x0) * LOG2E);
+    row.l *= x2;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x2;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
-      const float x2 = exp2_approx((x0[c] - x1) * LOG2E);
+      const float x1 = exp2_approx((s[r][c] * SCALE - x0) * LOG2E);
       if (c % 2 == 0) words = dropout_words(block.seed, 0, block.b, block.h, row.q, kv);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? 6554 <= int32(dropout_bits(words, row.q, kv)) ? x2 * 1.1111187f : 0.0f
+      if (counts[c]) row.l += x1;
+      weights[r][c] = counts[c] ? 6554 <= int32(dropout_bits(words, row.q, kv)) ? x1 * 1.1111187f : 0.0f
           : skipped();
     }
   }
@@ -170,17 +167,17 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f, row.l);
+    const float x3 = quotient(1.0f, row.l);
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp32>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp32>(row.acc[f] * x3);
       }
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Params p) {
   const Block block = this_block(p);
   const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
   Row rows[ROWS];
