@@ -313,7 +313,7 @@ def _measured(trial: Trial | None) -> dict[str, str]:
     from fagen.study.explain import seconds
 
     if trial is None:
-        return {"measured": "no memory", "error": ""}
+        return {"measured": "no room", "error": ""}
     wrong = "" if trial.ok else " WRONG"
     return {"measured": seconds(trial.seconds), "error": f"{trial.max_error:.2g}{wrong}"}
 

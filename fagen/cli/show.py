@@ -18,7 +18,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=SIMPLE_HEAD)
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0] if rows else ():
         shown.add_column(name, overflow="fold")
     for row in rows:

@@ -208,9 +208,9 @@ def test_a_rung_that_does_not_fit_is_passed_over(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trial, "try_kernel", only_the_last)
     done = fagen("ladder", "--device", "emulator", "--q-len", 24, "--head-dim", 8)
     shown = [re.split(r"\s{2,}", line.strip()) for line in done.out.splitlines()[4:9]]
-    assert [row[5] for row in shown[:4]] == ["no memory"] * 4
+    assert [row[5] for row in shown[:4]] == ["no room"] * 4
     assert shown[4][0] == "5"
-    assert shown[4][5] != "no memory"
+    assert shown[4][5] != "no room"
     assert done.code == 0
 
 
