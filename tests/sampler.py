@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +34,8 @@ LENGTHS = (0, 1, 2, 63, 64, 65, 127, 300)
 LARGER = (257, 512, 1000, 2049)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NO_MASK = "none"
+SCHEDULES = ("forward", "backward", "random")
+"""Orders in which the emulator lets threads go on."""
 
 # ------------------------------------------------------------------------------------- parts written by users
 
@@ -41,7 +43,7 @@ NO_MASK = "none"
 def _own_mask(q_len: int, kv_len: int, seed: int) -> Expr:
     """Every third key of the past and a table of pairs, but not the query's own position."""
     generator = torch.Generator().manual_seed(seed)
-    table = torch.rand(7, 5, generator=generator) < 0.4
+    table = torch.rand(7, 5, generator=generator, device="cpu") < 0.4
     pairs = fg.capture(table.to(torch.get_default_device()), "row column", name="pairs")
     past = (fg.kv < fg.q) & ((fg.q - fg.kv) % 3 == 1)
     return (past | pairs[fg.q % 7, fg.kv // 9]) & ~(fg.kv == fg.q)
@@ -303,13 +305,29 @@ def lay_out(tensor: Tensor, how: str) -> Tensor:
 
 
 @lru_cache
-def sample(family: str, lengths: Sequence[int] = LENGTHS, least: int = LEAST) -> tuple[Case, ...]:
+def sample(family: str) -> tuple[Case, ...]:
     """The cases of a family: each pair of levels of two factors is in one of them."""
-    factors = dict(FACTORS) | {"q_len": lengths, "kv_len": lengths}
+    factors = dict(FACTORS)
     if family != "simt":  # tensor cores take 16-bit operands
         factors["dtype"] = ("fp16", "bf16")
-    rows = covering(list(factors.values()), least, random.Random(f"{SEED} {family}"))
+    rows = covering(list(factors.values()), LEAST, random.Random(f"{SEED} {family}"))
     return tuple(Case(number, **dict(zip(factors, row, strict=True))) for number, row in enumerate(rows))
+
+
+def of_the_file(mask: str) -> Case:
+    """A mask at the lengths of its file, with nothing else; tables are drawn anew for these, too."""
+    file = MASKS[mask]
+    plain = {name: levels[0] for name, levels in FACTORS.items()}
+    plain |= {"mask": mask, "head_dim": 64, "q_len": file.q_len, "kv_len": file.kv_len, "return_lse": True}
+    return Case(list(MASKS).index(mask), **plain)
+
+
+def longer(cases: Sequence[Case], every: int) -> tuple[Case, ...]:
+    """Some of the cases, at lengths that only a GPU is quick enough for."""
+    rng = random.Random(SEED)
+    return tuple(
+        replace(case, q_len=rng.choice(LARGER), kv_len=rng.choice(LARGER)) for case in cases[::every]
+    )
 
 
 def covering(factors: Sequence[Sequence[Any]], least: int, rng: random.Random) -> list[tuple[Any, ...]]:
@@ -360,18 +378,40 @@ def compiled_for(call: Call, family: str) -> Compiled:
 
 def check(case: Case, device: torch.device | str, family: str) -> None:
     """Run a case and hold its plan to the family, its outputs to the reference."""
-    about = f"seed {case.seed}, case {case!r}"
     call = case.draw(device, family)
-    torch.manual_seed(case.seed)
-    seed = int(draw_seed(call.tensors[0].device))
-    torch.manual_seed(case.seed)
+    seed = _seeded(case, device)
     outputs = fg.attention(*call.tensors, **call.parts, family=family)
-    compiled = compiled_for(call, family)
-    assert compiled.plan.family == family, about
-    exact = evaluate(call.traced.graph, call.values, seed=seed)
-    near = eager(call.traced.graph, call.values, DTYPES[case.dtype], seed=seed)
+    assert compiled_for(call, family).plan.family == family, repr(case)
+    _require(case, call, outputs, seed)
+
+
+def check_plan_of(case: Case, gpu: str, family: str) -> None:
+    """The same on the emulator for the kernel that a GPU would get, compiled ahead of time."""
+    call = case.draw("cpu", family)
+    seed = _seeded(case, "cpu")
+    q, _, v = call.tensors
+    kernel = fg.compile(
+        head_dim=q.shape[-1], v_head_dim=v.shape[-1], dtype=case.dtype, arch=gpu, family=family, **call.parts
+    )
+    assert kernel.plan.family == family, repr(case)
+    _require(case, call, kernel(*call.tensors), seed)
+
+
+def _seeded(case: Case, device: torch.device | str) -> int:
+    """The seed that the next dropout on a device draws."""
+    torch.manual_seed(case.seed)
+    seed = int(draw_seed(torch.device(device)))
+    torch.manual_seed(case.seed)
+    return seed
+
+
+def _require(case: Case, call: Call, outputs: Tensor | tuple[Tensor, ...], seed: int) -> None:
+    """Hold outputs to the reference by the rule of tolerance."""
+    about, dtype = f"seed {case.seed}, {case!r}", DTYPES[case.dtype]
     results = outputs if isinstance(outputs, tuple) else (outputs,)
-    assert [each.dtype for each in results] == [DTYPES[case.dtype], torch.float32][: len(results)], about
+    assert [each.dtype for each in results] == [dtype, torch.float32][: 1 + case.return_lse], about
+    exact = evaluate(call.traced.graph, call.values, seed=seed)
+    near = eager(call.traced.graph, call.values, dtype, seed=seed)
     for name, out, ref, quick in zip(("out", "lse"), results, exact, near, strict=False):
         compare(out, ref, quick).require(f"{name} of {about}")
 

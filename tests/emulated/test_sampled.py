@@ -4,15 +4,22 @@ import itertools
 
 import pytest
 
-from sampler import FACTORS, LEAST, Case, check, sample
+import fagen as fg
+from fagen.calls.prepared import emulation
+from masks import MASKS
+from sampler import FACTORS, LEAST, SCHEDULES, Case, check, check_plan_of, of_the_file, sample
 
 FAMILIES = ("simt",)
+GPUS = ("A100", "RTX 3090", "RTX 4090", "H100")
+CHECKED = {"address": 24, "race": 60}
+"""For each checker, every how many cases it watches one: it takes several times as long."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_pair_of_choices_meets(family: str) -> None:
     cases = sample(family)
     assert len(cases) >= LEAST
+    assert len({str(case) for case in cases}) == len(cases)
     for one, other in itertools.combinations(FACTORS, 2):
         met = {(getattr(case, one), getattr(case, other)) for case in cases}
         levels = [
@@ -21,10 +28,76 @@ def test_every_pair_of_choices_meets(family: str) -> None:
         assert met == set(itertools.product(*levels)), (one, other)
 
 
+def _cases(family: str, every: int = 1, first: int = 0) -> list[Case]:
+    return list(sample(family)[first::every])
+
+
+def _named(*parts: object) -> str:
+    return "-".join(map(str, parts))
+
+
 @pytest.mark.cxx
 @pytest.mark.parametrize(
     ("family", "case"),
-    [pytest.param(family, case, id=f"{family}-{case}") for family in FAMILIES for case in sample(family)],
+    [pytest.param(f, case, id=_named(f, case)) for f in FAMILIES for case in _cases(f)],
 )
 def test_the_sample_is_right(family: str, case: Case) -> None:
-    check(case, "cpu", family)
+    with emulation(schedule=SCHEDULES[case.number % 3], seed=case.seed):
+        check(case, "cpu", family)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_at_the_lengths_of_the_file(family: str, name: str) -> None:
+    check(of_the_file(name), "cpu", family)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize(
+    ("family", "checker", "case"),
+    [
+        pytest.param(f, checker, case, id=_named(f, checker, case))
+        for f in FAMILIES
+        for checker, every in CHECKED.items()
+        for case in _cases(f, every, 5)
+    ],
+)
+def test_checkers_find_nothing(family: str, checker: str, case: Case) -> None:
+    with emulation(checker=checker, schedule="random", seed=case.seed, workers=1):
+        check(case, "cpu", family)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize(
+    ("family", "gpu", "case"),
+    [
+        pytest.param(f, gpu, case, id=_named(f, gpu.replace(" ", ""), case))
+        for f in FAMILIES
+        for number, gpu in enumerate(GPUS)
+        for case in _cases(f, 60, 7 + 11 * number)
+    ],
+)
+def test_tiles_of_gpus_are_right(family: str, gpu: str, case: Case) -> None:
+    check_plan_of(case, gpu, family)
+
+
+def test_an_unsound_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check itself fails where an output is wrong or has a NaN too many."""
+    case = next(case for case in sample("simt") if case.q_len == case.kv_len == 64 and case.dtype == "fp32")
+    right = fg.attention
+
+    def replaced_by(change: float) -> None:
+        def changed(*tensors: object, **parts: object) -> object:
+            found = right(*tensors, **{**parts, "family": "reference"})
+            out, *rest = found if isinstance(found, tuple) else (found,)
+            return (out + change, *rest) if rest else out + change
+
+        monkeypatch.setattr(fg, "attention", changed)
+
+    replaced_by(0.0)
+    check(case, "cpu", "simt")
+    for change, said in ((1e-4, "error"), (float("nan"), "nan")):
+        replaced_by(change)
+        with pytest.raises(AssertionError, match=said):
+            check(case, "cpu", "simt")
