@@ -78,6 +78,7 @@ _HOPPER = replace(
     _AMPERE,
     name="H100",
     target="sm_90a",
+    families=("sm90", "sm80", "simt"),
     copy="tma",
     multiprocessors=132,
     clock_hz=1.83e9,
@@ -145,7 +146,11 @@ ROWS: tuple[Arch, ...] = (
     _HOPPER,
     replace(_HOPPER, name="H200", memory_bytes_per_second=4.8e12),
     replace(
-        _GENERIC, name="emulator", families=("sm80", "simt"), shared_block_bytes=101_376, shared_bytes=102_400
+        _GENERIC,
+        name="emulator",
+        families=("sm90", "sm80", "simt"),
+        shared_block_bytes=232_448,
+        shared_bytes=233_472,
     ),
 )
 """All rows; of those with one target the first stands for it."""

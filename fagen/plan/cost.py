@@ -21,8 +21,20 @@ from fagen.derive.intervals import RangePlan
 from fagen.derive.walk import Stage
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce, Scalar
+from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
-from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan, Problem, Schedule, SharedTile, Storage, Tiling
+from fagen.plan.plan import (
+    PRODUCER_THREADS,
+    STORAGE_BYTES,
+    KernelPlan,
+    Plan,
+    Problem,
+    Roles,
+    Schedule,
+    SharedTile,
+    Storage,
+    Tiling,
+)
 
 Lengths: TypeAlias = Mapping[Axis, int]
 Bound: TypeAlias = Literal[
@@ -47,6 +59,13 @@ REDUCE_CYCLES = 60
 """A reduction over the threads of a row."""
 UNHIDDEN = 0.25
 """The part of a unit's cycles in a tile that the busiest unit does not hide."""
+LOOPS = ("forward_loop", "forward_roles")
+"""Schedules of stages with products of tiles."""
+WARPGROUP_UNHIDDEN, WARPGROUP_WAIT_CYCLES = 0.6, 100
+WARPGROUP_SLOTS = 90
+"""Instructions of a consumer's thread for a tile beside its elements."""
+WARPGROUP_RESCALED = 0.1
+"""Of the tiles, those that rescale what was summed: a maximum may lag behind."""
 SCHEDULERS = 4
 """Of a multiprocessor; each hides what a warp waits for if it has another."""
 COPY_SLOTS = 4
@@ -308,15 +327,20 @@ class Tiles:
     block_feature: int
     rows: int
     columns: int
+    roles: Roles | None = None
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.rows * self.columns
+        return self.rows * self.columns + (PRODUCER_THREADS if self.roles else 0)
 
     def __str__(self) -> str:
         sides = [self.block_own, self.block_walk, self.block_inner, self.block_feature]
-        return f"{' x '.join(str(side) for side in sides if side)}, {self.rows} x {self.columns} threads"
+        size = " x ".join(str(side) for side in sides if side)
+        if self.roles:
+            buffers = f"{self.roles.own_stages} + {self.roles.stages} buffers"
+            return f"{size}, {self.roles.consumers} consumers, {buffers}"
+        return f"{size}, {self.rows} x {self.columns} threads"
 
 
 def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
@@ -344,9 +368,12 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
         operand = tiles.block_feature, tiles.block_walk
         place.add([("own", tiles.block_own, tiles.block_walk)])
         place.add([("operand", *(operand[::-1] if tiles.tiling == "shared" else operand))], place.end)
-    if profile.schedule != "forward_loop":
+    if profile.schedule not in LOOPS:
         return place.placed
     own_tiles = profile.passes[-1].own_tiles
+    if tiles.roles is not None and profile.operand is not None:
+        walks = [(step.walk_tiles, step.operands) for step in profile.passes]
+        return warpgroups.layout(tiles.roles, tiles.block_walk, profile.operand, own_tiles, walks)
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end
     for number, step in enumerate(profile.passes):
@@ -403,6 +430,8 @@ def feature_width(features: int, tiles: Tiles) -> int:
     if any fit."""
     if tiles.tiling == "fragments":
         return round_up(features, FRAGMENT)
+    if tiles.tiling == "warpgroups":
+        return round_up(features, CHUNK)
     share = ceil_div(features, tiles.columns)
     return tiles.columns * (round_up(share, VECTOR) if share >= VECTOR else share)
 
@@ -425,6 +454,13 @@ def registers(profile: Profile, tiles: Tiles) -> int:
     if profile.schedule == "rowwise":
         return FIXED_REGISTERS
     most = 0
+    if tiles.roles is not None:
+        return max(
+            warpgroups.registers(
+                tiles.block_walk, max(step.products, 1), min(len(step.weighted), 1), step.weighted
+            )
+            for step in profile.passes
+        )
     for step in profile.passes:
         accumulators = own * sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
         scores = own * walk * max(step.products, 1)
@@ -570,7 +606,9 @@ class Model:
         waits = LATENCY_CYCLES
         if tiles.tiling == "fragments" and step is not None:
             return self._fragments(number, tiles, resident)
-        if profile.schedule == "forward_loop" and step is not None:
+        if tiles.roles is not None and step is not None:
+            return self._warpgroups(number, tiles, tiles.roles)
+        if profile.schedule in LOOPS and step is not None:
             area = tiles.block_own * tiles.block_walk
             for inner in step.terms:
                 depth = round_up(inner, VECTOR)
@@ -667,6 +705,31 @@ class Model:
         together = max(busy) + unhidden * (sum(busy) - max(busy))
         waits = max(LATENCY_CYCLES - together / 2, 0.0) + REDUCE_CYCLES * (step.scalars + 2)
         return TileCost(*busy, max(together, (together + waits) / resident))
+
+    def _warpgroups(self, number: int, tiles: Tiles, roles: Roles) -> TileCost:
+        """The cost of a tile whose products warpgroups issue, copies and products running beside the threads.
+
+        Pointwise work of one tile runs beside the products of another: what is busiest takes the time, and
+        part of the rest, the less the more warpgroups take turns.
+        """
+        arch, step = self.arch, self.profile.passes[number]
+        area = tiles.block_own * tiles.block_walk
+        inner = [round_up(length, FRAGMENT) for length in step.terms]
+        features = [feature_width(length, tiles) for length in step.weighted]
+        pointwise, special = self._pointwise(number, tiles)
+        rescaled = WARPGROUP_RESCALED * tiles.block_own * sum(feature_width(f, tiles) for f in step.rescaled)
+        issue = pointwise + rescaled + step.scalars * area + area * len(step.weighted) / 2
+        issue += WARPGROUP_SLOTS * tiles.rows * tiles.columns
+        read = sum(2 * depth * (tiles.block_own + roles.consumers * tiles.block_walk) for depth in inner)
+        read += sum(2 * roles.consumers * tiles.block_walk * width for width in features)
+        busy = (
+            area * (sum(inner) + sum(features)) / arch.tensor16_fma_per_cycle,
+            issue / (SCHEDULERS * arch.warp),
+            special / arch.exp_per_cycle,
+            read / arch.shared_bytes_per_cycle,
+        )
+        unhidden = WARPGROUP_UNHIDDEN / roles.consumers
+        return TileCost(*busy, max(busy) + unhidden * (sum(busy[:3]) - max(busy)) + WARPGROUP_WAIT_CYCLES)
 
     def needs(self, tiles: Tiles) -> tuple[int, int]:
         """Shared memory of a block, and registers of a thread."""

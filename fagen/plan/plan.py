@@ -25,11 +25,11 @@ STORAGE_BYTES: Mapping[Storage, int] = {
     "uint8": 1,
 }
 
-Tiling: TypeAlias = Literal["registers", "shared", "element", "fragments"]
+Tiling: TypeAlias = Literal["registers", "shared", "element", "fragments", "warpgroups"]
 """How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an
-element; 16-bit fragments that a warp multiplies on tensor cores."""
+element; 16-bit fragments that a warp multiplies on tensor cores, or tiles that a warpgroup does."""
 
-Schedule: TypeAlias = Literal["forward_loop", "product", "rowwise"]
+Schedule: TypeAlias = Literal["forward_loop", "forward_roles", "product", "rowwise"]
 """The template that says who does what when: `templates/schedule/NAME.cu.j2`."""
 
 
@@ -97,6 +97,22 @@ class SharedTile:
         return self.rows * self.pitch * STORAGE_BYTES[self.storage]
 
 
+PRODUCER_THREADS = 128
+"""A warpgroup whose one thread has tiles copied."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The warps of a block with roles: a warpgroup that has tiles copied, and those that multiply."""
+
+    consumers: int
+    """Warpgroups that multiply, 64 rows each."""
+    stages: int
+    """Buffers, used in turn, of each tile of the walk."""
+    own_stages: int
+    """Buffers of each tile of rows."""
+
+
 @dataclass(frozen=True)
 class KernelPlan:
     """One kernel: a stage, the schedule that runs it, and its tiles.
@@ -110,6 +126,7 @@ class KernelPlan:
                       scores;
                       ``block_inner`` positions of a contraction over an inner axis (head dim) are in shared
                       memory at a time
+    ``forward_roles`` the same, of the threads of its consumers; a warpgroup more has the tiles copied
     ``product``       each owns ``block_own / rows`` rows and ``block_feature / columns`` features of the
                       result
     ``rowwise``       ``columns`` threads share each of ``rows`` rows, ``block_walk / columns`` elements of it
@@ -136,11 +153,12 @@ class KernelPlan:
     shared: tuple[SharedTile, ...]
     ranges: tuple[RangePlan | None, ...]
     """For each walk, what bounds its loop; None where it visits every tile."""
+    roles: Roles | None = None
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.rows * self.columns
+        return self.rows * self.columns + (PRODUCER_THREADS if self.roles else 0)
 
     @property
     def feature_axis(self) -> Axis | None:

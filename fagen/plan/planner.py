@@ -11,8 +11,17 @@ from fagen.derive.walk import Stage, Walk
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node, Symbol
+from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
-from fagen.plan.cost import buffer_lives, output_storages, planned_blocks, profile, shared_tiles, stage_roots
+from fagen.plan.cost import (
+    LOOPS,
+    buffer_lives,
+    output_storages,
+    planned_blocks,
+    profile,
+    shared_tiles,
+    stage_roots,
+)
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
 from fagen.plan.tiling import (
@@ -25,6 +34,8 @@ from fagen.plan.tiling import (
     tile_axis_of,
 )
 
+WITH_ROLES = ("sm90",)
+"""Families whose warps have roles: some copy, others multiply."""
 RUNNERS_UP = 8
 """Candidates that fit, were slower by the model, and are kept with the plan."""
 
@@ -110,11 +121,16 @@ def _choose(
     axis = tile_axis_of(stage, schedule)
     counts = profile(stage, schedule, axis, problem)
     misfits: list[Rejected] = []
-    for family in families if schedule == "forward_loop" else ("simt",):
+    for family in families if schedule in LOOPS else ("simt",):
+        roles = family in WITH_ROLES
+        reason = warpgroups.misfit(stage, problem, axis) if roles else None
+        if reason is not None:
+            misfits.append(Rejected(family, reason))
+            continue
         ranked, more = rank(counts, problem, arch, lengths, family)
         misfits += more
         if ranked:
-            return _Choice(family, schedule, axis, ranked, tuple(misfits))
+            return _Choice(family, "forward_roles" if roles else schedule, axis, ranked, tuple(misfits))
     raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
 
 
@@ -137,9 +153,8 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         columns=tiles.columns,
         resident=planned_blocks(counts, tiles, arch_for(problem.arch)),
         shared=shared_tiles(counts, tiles),
-        ranges=tuple(
-            _range(walk, stage, axis) if schedule == "forward_loop" else None for walk in stage.walks
-        ),
+        ranges=tuple(_range(walk, stage, axis) if schedule in LOOPS else None for walk in stage.walks),
+        roles=tiles.roles,
     )
 
 

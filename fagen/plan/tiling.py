@@ -10,9 +10,11 @@ from math import prod
 from fagen.derive.walk import Stage
 from fagen.errors import PlanError
 from fagen.ir.graph import Axis, Graph
+from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
 from fagen.plan.cost import (
     FRAGMENT,
+    LOOPS,
     VECTOR,
     Cost,
     Lengths,
@@ -121,7 +123,11 @@ class Ranked:
 
 def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Iterator[Tiles]:
     """Every tiling that is tried, whether it fits or not."""
-    if family == "sm80":
+    if family == "sm90":
+        for roles, columns in warpgroups.shapes():
+            rows = warpgroups.GROUP_ROWS * roles.consumers
+            yield Tiles("warpgroups", rows, columns, 0, 0, rows // 2, 4, roles)
+    elif family == "sm80":
         yield from _fragments(counts)
     elif counts.schedule == "rowwise":
         for rows, share in pairs((8, 4) if counts.tile_axis else (1,), (4, 8)):
@@ -171,12 +177,14 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
 def misfit(model: Model, tiles: Tiles) -> str | None:
     """Why a candidate can't run on the model's GPU, with numbers; None if it can."""
     counts, arch = model.profile, model.arch
-    if tiles.tiling == "fragments" and counts.operand is None:
+    if tiles.tiling in ("fragments", "warpgroups") and counts.operand is None:
         return "multiplies no operands of one 16-bit type"
     needed, estimate = model.needs(tiles)
     if needed > arch.shared_block_bytes:
         return f"needs {needed:,} bytes of shared memory, {arch.target} has {arch.shared_block_bytes:,}"
     limit = registers_limit(arch, tiles.threads)
+    if tiles.roles is not None:
+        limit = warpgroups.consumer_registers(tiles.roles)
     if estimate > limit:
         return (
             f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.target} has {limit}"
@@ -208,7 +216,7 @@ def rank(
 
 def require_sizes(stage: Stage, schedule: Schedule, problem: Problem) -> None:
     """`PlanError` for a length that a schedule needs when it is compiled and the problem leaves open."""
-    if schedule != "forward_loop":
+    if schedule not in LOOPS:
         return
     fixed = {axis for axis, _ in problem.sizes}
     inner = [term.over for walk in stage.walks for p in walk.products for term in p.terms]
@@ -237,7 +245,7 @@ def refusal(
             for tiles in candidates(counts, problem, family)
         )
 
-    if family == "sm80" and profile(stage, schedule, tile_axis, problem).operand is None:
+    if family in ("sm80", "sm90") and profile(stage, schedule, tile_axis, problem).operand is None:
         return PlanError(
             f"family {family!r} multiplies 16-bit operands, all of one type",
             values={"inputs": ", ".join(problem.inputs)},
