@@ -391,6 +391,13 @@ def test_a_whole_number_is_no_fraction(programs: Path, value: str, sentence: str
     assert mistake("run", *options) == sentence
 
 
+def test_a_folder_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    said = mistake("emit", "--out", out)
+    assert said == f"--out: {out} cannot be written (Not a directory); name a folder that can"
+
+
 def test_more_than_memory_holds_is_told():
     options = ["--device", "emulator", "--q-len", 2**31 - 1, "--q-heads", 4096, "--batch", 64]
     said = mistake("run", *options)

@@ -1,0 +1,159 @@
+"""What is done with one kernel: emit, explain, run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fagen.cli import show
+from fagen.cli.app import Device, Json, Out, app, device_of, print_json, row_of
+from fagen.cli.options import Request, shared
+from fagen.errors import UsageError
+
+if TYPE_CHECKING:
+    from fagen.api import Kernel
+    from fagen.study.trial import Trial, Watch
+
+ANY_GPU = "generic"
+
+
+@app.command()
+@shared
+def emit(request: Request, out: Out = None, json: Json = False) -> None:
+    """Write the CUDA of a program: to the screen, or into a folder with all it takes to run it."""
+    kernel, _ = request.kernel(request.arch or ANY_GPU, request.has_lengths)
+    files = _saved(kernel, out) if out else []
+    if json:
+        print_json({**_about(kernel), "files": list(map(str, files)), "source": kernel.source})
+    elif out:
+        print("\n".join(map(str, files)))
+    else:
+        print(kernel.source, end="")
+
+
+def _saved(kernel: Kernel, folder: Path) -> list[Path]:
+    """Write a kernel into a folder; what is there then."""
+    try:
+        kernel.save(folder)
+    except OSError as error:
+        raise UsageError(
+            f"--out: {folder} cannot be written ({error.strerror})", works="name a folder that can"
+        ) from None
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _about(kernel: Kernel) -> dict[str, Any]:
+    plan = kernel.plan
+    return {
+        "name": kernel.name,
+        "family": plan.family,
+        "arch": plan.problem.arch,
+        "kernels": [each.function for each in plan.kernels],
+    }
+
+
+@app.command()
+@shared
+def explain(request: Request, json: Json = False) -> None:
+    """Print the plan of a program, what it costs, and why it was chosen."""
+    from fagen.compile import plan_json
+    from fagen.study.explain import explain as plan_text
+
+    kernel, _ = request.kernel(request.arch or ANY_GPU, request.has_lengths)
+    text = plan_text(kernel.plan, request.lengths().by_axis() if request.has_lengths else None)
+    if json:
+        print_json({**_about(kernel), "plan": loads(plan_json(kernel.plan)), "text": text})
+    else:
+        print(text, end="")
+
+
+@app.command()
+@shared
+def run(
+    request: Request,
+    device: Device = None,
+    race: Annotated[bool, typer.Option("--race", help="Emulator: watch for data races.")] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="Emulator: watch for accesses out of bounds.")
+    ] = False,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="forward|backward|SEED", help="Emulator: which warp goes on where several can."),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the plan too, and on a GPU how its prediction held.")
+    ] = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Compile a kernel, run it on tensors made up, and compare what it gives with what the program means.
+
+    Beyond 4,096 queries a sample of them is compared. Exits with 1 where the error is above its tolerance.
+    """
+    if explain and json:
+        raise UsageError("--explain is for people", works="leave --json out, or call fagen explain --json")
+    watch = _watch(race, sanitize, schedule, device)
+    if race or sanitize or schedule is not None:
+        device = "emulator"
+    with show.progress() as progress:
+        progress("start", 0, 0)
+        from fagen.study.explain import explain as plan_text
+        from fagen.study.trial import make_values, try_kernel
+
+        where = device_of(device)
+        kernel, scalars = request.kernel(request.arch or row_of(where), specialised=True)
+        lengths = request.lengths().by_axis() | dict(kernel.compiled.problem.sizes)
+        values = make_values(
+            kernel.compiled, kernel.captured, lengths, device=where, seed=request.seed, scalars=scalars
+        )
+        trial = try_kernel(kernel.compiled, values, seed=request.seed, watch=watch, progress=progress)
+    if explain:
+        print(plan_text(kernel.plan, lengths, trial.seconds if where.type == "cuda" else None))
+    if json:
+        print_json(trial.to_json())
+    else:
+        _show_trial(trial)
+    if out:
+        _saved(kernel, out)
+        print(f"  saved     {out}", file=sys.stderr if json else sys.stdout)
+    raise typer.Exit(0 if trial.ok else 1)
+
+
+def _watch(race: bool, sanitize: bool, schedule: str | None, device: str | None) -> Watch:
+    """How the emulator is to run."""
+    from fagen.study.trial import Watch
+
+    asked = [name for name, given in (("--race", race), ("--sanitize", sanitize)) if given]
+    asked += ["--schedule"] if schedule is not None else []
+    if asked and device == "gpu":
+        raise UsageError(f"{asked[0]} is of the emulator", works="leave --device gpu out")
+    if race and sanitize:
+        raise UsageError("--race and --sanitize watch different runs", works="give one of them at a time")
+    watch = Watch("race" if race else "address" if sanitize else "none")
+    if schedule is None or schedule == "forward":
+        return watch
+    if schedule == "backward":
+        return replace(watch, schedule="backward")
+    if schedule.isdecimal():
+        return replace(watch, schedule="random", seed=int(schedule))
+    raise UsageError(
+        f"--schedule is {schedule!r}", works="it is forward, backward or the seed of a random one"
+    )
+
+
+def _show_trial(trial: Trial) -> None:
+    from fagen.study.explain import quantity, seconds
+
+    verdict = "agrees with its meaning" if trial.ok else f"IS WRONG: {trial.reason}"
+    kernels = "1 kernel" if trial.kernels == 1 else f"{trial.kernels} kernels"
+    print(f"{kernels} of family {trial.family} on {trial.device}: {verdict}")
+    print(f"  error     {trial.max_error:.3g}, where {trial.tolerance:.3g} is allowed ({trial.rows:,} rows)")
+    print(f"  eager     {trial.eager_error:.3g}, what torch's own operations err by")
+    print(f"  time      {seconds(trial.seconds)}")
+    print(f"  memory    {quantity(trial.peak_bytes, 'B')}, inputs and outputs included")
+    print(f"  source    {trial.source}")
