@@ -18,8 +18,8 @@ inline int32 fetch_next(int32* counter) {
 
 inline int32 fetch_cyclic(int32* counter, int32 period) {
   int32 seen = __atomic_load_n(counter, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(counter, &seen, seen >= period - 1 ? 0 : seen + 1, true, __ATOMIC_RELAXED,
-                                      __ATOMIC_RELAXED)) {
+  while (!__atomic_compare_exchange_n(counter, &seen, seen >= period - 1 ? 0 : seen + 1, true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
   return seen;
 }
