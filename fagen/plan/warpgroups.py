@@ -1,0 +1,141 @@
+"""Blocks of warps with roles: one thread has tiles copied by bulk copies, warpgroups multiply them.
+
+What such a block needs in shared memory and registers, which stages it can run, and which shapes are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product as pairs
+
+from fagen.derive.walk import Stage
+from fagen.ir.graph import Axis, Input, Node
+from fagen.plan.plan import Problem, Roles, Storage
+
+GROUP_ROWS = 64
+"""Rows of a warpgroup, the first side of its products."""
+GROUP_THREADS = 128
+MOST_COLUMNS = 256
+"""The other side of a product."""
+DEPTH = 16
+"""Positions that one step of a product sums over."""
+
+REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
+"""Registers of a thread of the producer and of the consumers, by the number of consumers."""
+
+_COORDINATES = 2
+"""Axes of a tensor map beside those of a tile."""
+_FIXED_REGISTERS = 30
+"""Of a consumer: positions, statistics, addresses."""
+
+
+def panel_columns(columns: int) -> int:
+    """Columns of a panel of a tile: 64, or 32 where that fills whole panels and 64 does not."""
+    return 32 if -(-columns // 32) % 2 and columns > 64 else 64
+
+
+def padded(columns: int) -> int:
+    """Columns of a tile in shared memory."""
+    panel = panel_columns(columns)
+    return -(-columns // panel) * panel
+
+
+def shapes() -> Iterator[tuple[Roles, int]]:
+    """Every shape that is tried, with the columns of a tile."""
+    for consumers, stages, own_stages in pairs((2, 3, 4, 1), (2, 3, 4), (2, 1)):
+        for columns in (64, 80, 96, 112, 128, 144, 160, 176, 192):
+            yield Roles(consumers, stages, own_stages), columns
+
+
+def layout(
+    roles: Roles,
+    columns: int,
+    storage: Storage,
+    own: Sequence[int],
+    walks: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[tuple[str, Storage, int, int, int, int, int]]:
+    """The fields of each `SharedTile`, and its bytes.
+
+    ``own`` has the columns of each own operand, ``walks`` of each walk those of the operands of its products
+    and of its sums. A tile's buffers follow one another; tiles of different walks overlap.
+    """
+    placed: list[tuple[str, Storage, int, int, int, int, int]] = []
+
+    def add(name: str, rows: int, width: int, address: int) -> int:
+        size = 2 * rows * width
+        placed.append((name, storage, rows, width, width, address, size))
+        return address + size
+
+    address = 0
+    for i, length in enumerate(own):
+        rows = GROUP_ROWS * roles.consumers * roles.own_stages
+        address = add(f"own{i}", rows, padded(length), address)
+    base = end = address
+    for number, (factors, operands) in enumerate(walks):
+        at = f"{number}_" if len(walks) > 1 else ""
+        address = base
+        for kind, lengths in (("walk", factors), ("operand", operands)):
+            for i, length in enumerate(lengths):
+                address = add(f"{kind}{at}{i}", columns * roles.stages, padded(length), address)
+        end = max(end, address)
+    sums = any(operands for _, operands in walks)
+    pipes = roles.own_stages * roles.consumers, roles.stages, roles.stages if sums else 0
+    for name, words in (
+        ("works", 4),
+        ("visits", 2 * roles.stages),
+        *(
+            (name, 4 * count)
+            for name, count in zip(("own_pipe", "walk_pipe", "sum_pipe"), pipes, strict=True)
+        ),
+    ):
+        if words:
+            placed.append((name, "int32", 1, words, words, end, 4 * words))
+            end += -(-4 * words // 16) * 16
+    return placed
+
+
+def registers(columns: int, products: int, weights: int, features: Sequence[int]) -> int:
+    """Registers of a consumer's thread, estimated: scores, weights and sums."""
+    held = products * columns // 2 + weights * columns // 4
+    return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
+
+
+def consumer_registers(roles: Roles) -> int:
+    """Registers that a consumer's thread may have."""
+    return REGISTERS[roles.consumers][1]
+
+
+def misfit(stage: Stage, problem: Problem, tile_axis: Axis | None) -> str | None:
+    """Why bulk copies and products of warpgroups can't run a stage; None if they can."""
+    if tile_axis is None or stage.walk is None:
+        return "no axis of it has tiles of rows"
+    for walk in stage.walks:
+        for term in (term for product in walk.products for term in product.terms):
+            for node, rows in ((term.own, tile_axis), (term.walk, stage.walk)):
+                reason = _not_copied(node, rows, term.over, problem)
+                if reason:
+                    return reason
+        for state in walk.states:
+            if state.operand is None or not state.features:
+                continue
+            (axis,) = state.features
+            reason = _not_copied(state.operand, stage.walk, axis, problem)
+            if reason:
+                return reason
+            size = dict(problem.sizes)[axis]
+            if size > MOST_COLUMNS:
+                return f"a product has at most {MOST_COLUMNS} columns, axis {axis!r} has {size}"
+    return None
+
+
+def _not_copied(node: Node, rows: Axis, columns: Axis, problem: Problem) -> str | None:
+    """Why bulk copies can't bring tiles of ``node``; None if they can."""
+    if not isinstance(node, Input) or node.position >= len(problem.graph.arguments):
+        return "an operand of a product is not in memory as it is multiplied"
+    if node.layout[-1] != columns or rows not in node.layout or len(node.layout) > 2 + _COORDINATES:
+        return (
+            f"tiles of {node.name} have no rows of {columns!r} along {rows!r} among {_COORDINATES} more axes"
+        )
+    if not problem.is_aligned(node):
+        return f"the address or a stride of {node.name} is no multiple of 16 bytes"
+    return None
