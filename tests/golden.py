@@ -81,5 +81,5 @@ GOLDEN: Mapping[str, Golden] = {
     "block_diffusion": Golden(lambda: attention(mask=fg.block_diffusion(2048, 32)).graph),
     "relu_by_its_sum": Golden(lambda: relu_by_its_sum.trace().graph),
     "above_a_threshold": Golden(lambda: above_a_threshold.trace().graph),
-    "latent": Golden(lambda: latent.trace().graph, (("d", 64), ("rope", 16)), "bf16"),
+    "latent": Golden(lambda: latent.trace().graph, (("d", 128), ("rope", 64)), "bf16"),
 }

@@ -20,8 +20,7 @@
 #include "warp.cuh"
 
 constexpr int HEAD_DIM = 64, V_HEAD_DIM = 64;
-constexpr float SCALE = 0.125f;     // rsqrt(head_dim)
-constexpr float LOG2E = 1.442695f;  // exp(x) = 2^(x LOG2E)
+constexpr float SCALE = 0.125f;  // rsqrt(head_dim)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -32,7 +31,7 @@ struct Params {
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
   fp16* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -54,7 +53,8 @@ struct Block {
 struct Row {
   int q;
   bool inside;
-  float x0, x1, m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
+  Exponential power;
+  float x0, m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
 };
 
 // Where this block works; the last rows come first, they have most to do where a mask grows with the row.
@@ -94,36 +94,35 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv s * rsqrt(head_dim))
-// l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
+// m = max(m, max_kv s)
+// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m)
 template <bool MASKED>
 __device__ __forceinline__ void update0(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    const float (&s)[ROWS][COLUMNS]) {
+    float (&s)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
     bool counts[COLUMNS];
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
-      x0[c] = s[r][c] * SCALE;
       // kv <= q
       counts[c] = !MASKED || (kv < p.kv_len && kv <= row.q);
-      if (counts[c]) row.m = maximum(row.m, x0[c]);
+      if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m);
-    row.l *= exp2_approx((m_old - x1) * LOG2E);
+    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
+    row.l *= power(m_old);
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      if (counts[c]) row.l += exp2_approx((x0[c] - x1) * LOG2E);
+      if (counts[c]) row.l += power(s[r][c]);
     }
   }
 }
 
-// acc = acc + sum_kv maximum(exp(s * rsqrt(head_dim) - m) / l - 0.01, 0.0) * V
+// acc = acc + sum_kv maximum(exp(s * rsqrt(head_dim) - rsqrt(head_dim) * m) / l - 0.01, 0.0) * V
 template <bool MASKED>
 __device__ __forceinline__ void update1(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     bool counts[COLUMNS];
@@ -131,8 +130,7 @@ __device__ __forceinline__ void update1(const Params& p, Row (&rows)[ROWS], int 
       const int kv = kv_start + c * LANES + lane;
       // kv <= q
       counts[c] = !MASKED || (kv < p.kv_len && kv <= row.q);
-      weights[r][c] = counts[c]
-          ? maximum(exp2_approx((s[r][c] * SCALE - row.x0) * LOG2E) * row.x1 - 0.01f, 0.0f) : skipped();
+      weights[r][c] = counts[c] ? maximum(row.power(s[r][c]) * row.x0 - 0.01f, 0.0f) : skipped();
     }
   }
 }
@@ -168,7 +166,7 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp16>(row.acc[f]);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f]);
       }
     }
   }
@@ -210,8 +208,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
   {
     UNROLL for (int r = 0; r < ROWS; ++r) {
       Row& row = rows[r];
-      row.x0 = finite_or_zero(row.m);
-      row.x1 = quotient(1.0f, row.l);
+      row.power = Exponential(SCALE, finite_or_zero(row.m));
+      row.x0 = quotient(1.0f, row.l);
     }
     const Tile<BLOCK_KV, HEAD_DIM> K_walk1_0(K_AT);
     const Tile<BLOCK_KV, V_HEAD_DIM> V(V_AT);

@@ -20,8 +20,7 @@
 #include "warp.cuh"
 
 constexpr int HEAD_DIM = 64, V_HEAD_DIM = 64;
-constexpr float SCALE = 0.125f;     // rsqrt(head_dim)
-constexpr float LOG2E = 1.442695f;  // exp(x) = 2^(x LOG2E)
+constexpr float SCALE = 0.125f;  // rsqrt(head_dim)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -32,16 +31,16 @@ struct Params {
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
   fp16* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
-constexpr int BLOCK_Q = 128, BLOCK_KV = 32;  // rows of a block, columns of a tile
-constexpr int THREADS = 128, LANES = 8;  // LANES of them share a row
+constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
+constexpr int THREADS = 256, LANES = 8;  // LANES of them share a row
 constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
 constexpr int FEATURES = 8;  // of a weighted sum, each thread's share
 // where tiles lie in shared memory, in bytes
-constexpr uint32 Q_AT = 0, K_AT = 34816, V_AT = 43520, W_AT = 52224;
+constexpr uint32 Q_AT = 0, K_AT = 34816, V_AT = 52224, W_AT = 69632;
 
 // Where a block works, and what is the same for all of it.
 struct Block {
@@ -99,21 +98,21 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv s * rsqrt(head_dim))
-// l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-// acc = acc * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m) * V
+// m = max(m, max_kv s)
+// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m)
+// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
-    int kv_start, int lane, const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    int kv_start, int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
     bool counts[COLUMNS];
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
       const Column& column = columns[c];
-      x0[c] = s[r][c] * SCALE;
       // (kv >= 2048 and q >= 2048 or kv < 2048 and q < 2048) and kv % 2048 // 32 == q % 2048 // 32 or kv
       //     % 2048 // 32 < q % 2048 // 32 and kv >= 2048 and q < 2048 or kv % 2048 // 32 <= q % 2048 // 32
       //     and kv >= 2048 and q >= 2048
@@ -122,17 +121,17 @@ __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const
           ((((2048 <= kv && 2048 <= row.q) || (kv <= 2047 && row.q <= 2047)) && column.n0 == row.n0) ||
           (column.n0 < row.n0 && 2048 <= kv && row.q <= 2047) ||
           (column.n0 <= row.n0 && 2048 <= kv && 2048 <= row.q)));
-      if (counts[c]) row.m = maximum(row.m, x0[c]);
+      if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m);
-    const float x3 = exp2_approx((m_old - x1) * LOG2E);
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
+    const float x1 = power(m_old);
+    row.l *= x1;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x2 = exp2_approx((x0[c] - x1) * LOG2E);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? x2 : skipped();
+      const float x0 = power(s[r][c]);
+      if (counts[c]) row.l += x0;
+      weights[r][c] = counts[c] ? x0 : skipped();
     }
   }
 }
@@ -165,17 +164,17 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f, row.l);
+    const float x2 = quotient(1.0f, row.l);
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp16>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x2);
       }
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Params p) {
   const Block block = this_block(p);
   const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
   Row rows[ROWS];

@@ -20,7 +20,6 @@
 
 constexpr int HEAD_DIM = 128, V_HEAD_DIM = 128;
 constexpr float SCALE = 0.088388346f;  // rsqrt(head_dim)
-constexpr float LOG2E = 1.442695f;     // exp(x) = 2^(x LOG2E)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -31,9 +30,9 @@ struct Params {
   const bf16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
   bf16* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   fp32* stat;  // [b, h, q]  lse
-  int64 stat_b, stat_h, stat_q;
+  int64 stat_b, stat_h;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -97,33 +96,33 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv s * rsqrt(head_dim))
-// l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-// acc = acc * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m) * V
+// m = max(m, max_kv s)
+// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m)
+// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
     bool counts[COLUMNS];
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
-      x0[c] = s[r][c] * SCALE;
       // kv <= q + kv_len - q_len
       counts[c] = !MASKED || (kv < p.kv_len && kv + p.q_len <= row.q + p.kv_len);
-      if (counts[c]) row.m = maximum(row.m, x0[c]);
+      if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m);
-    const float x3 = exp2_approx((m_old - x1) * LOG2E);
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
+    const float x1 = power(m_old);
+    row.l *= x1;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x2 = exp2_approx((x0[c] - x1) * LOG2E);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? x2 : skipped();
+      const float x0 = power(s[r][c]);
+      if (counts[c]) row.l += x0;
+      weights[r][c] = counts[c] ? x0 : skipped();
     }
   }
 }
@@ -150,21 +149,21 @@ __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& oper
   }
 }
 
-// stat = m + log(l)
+// stat = m * rsqrt(head_dim) + log(l)
 // O = acc * (1.0 / l)
 __device__ __forceinline__ void finish(const Params& p, const Block& block, const Row (&rows)[ROWS],
     int lane) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f, row.l);
+    const float x2 = quotient(1.0f, row.l);
     if (lane == 0) {
-      block.stat[row.q * p.stat_q] = from_float<fp32>(row.m + logf(row.l));
+      block.stat[row.q] = from_float<fp32>(row.m * SCALE + logf(row.l));
     }
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<bf16>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + dv] = from_float<bf16>(row.acc[f] * x2);
       }
     }
   }

@@ -18,8 +18,7 @@
 #include "warp.cuh"
 
 constexpr int HEAD_DIM = 64, V_HEAD_DIM = 64;
-constexpr float SCALE = 0.125f;     // rsqrt(head_dim)
-constexpr float LOG2E = 1.442695f;  // exp(x) = 2^(x LOG2E)
+constexpr float SCALE = 0.125f;  // rsqrt(head_dim)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -40,7 +39,7 @@ struct Params {
   int32* min1;  // [b, q]
   int64 min1_b, min1_q;
   fp16* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   int table0_position_size, batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -172,35 +171,35 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv s * rsqrt(head_dim))
-// l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-// acc = acc * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m) * V
+// m = max(m, max_kv s)
+// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m)
+// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
-    int kv_start, int lane, const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    int kv_start, int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
     bool counts[COLUMNS];
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
       const Column& column = columns[c];
-      x0[c] = s[r][c] * SCALE;
       // ids[b, kv] == ids[b, q] and kv <= q + kv_len - q_len
       counts[c] =
           !MASKED || (kv < p.kv_len && column.table0 == row.table0 && kv + p.q_len <= row.q + p.kv_len);
-      if (counts[c]) row.m = maximum(row.m, x0[c]);
+      if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m);
-    const float x3 = exp2_approx((m_old - x1) * LOG2E);
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
+    const float x1 = power(m_old);
+    row.l *= x1;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x2 = exp2_approx((x0[c] - x1) * LOG2E);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? x2 : skipped();
+      const float x0 = power(s[r][c]);
+      if (counts[c]) row.l += x0;
+      weights[r][c] = counts[c] ? x0 : skipped();
     }
   }
 }
@@ -233,11 +232,11 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f, row.l);
+    const float x2 = quotient(1.0f, row.l);
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp16>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x2);
       }
     }
   }

@@ -1,4 +1,4 @@
-// latent: forward, family simt, head_dim 64, rope 16, bf16
+// latent: forward, family simt, head_dim 128, rope 64, bf16
 // emitted by fagen 0.1.0
 //
 // b batch, h query head, q query, kv key, d feature
@@ -12,9 +12,8 @@
 //   for each BLOCK_KV columns kv with some  kv <= q:
 //     s = sum_rope Q1 K                                         [q,kv]
 //     m = max(m, max_kv s + t0)                                 [q]
-//     l = l * where(-inf < m_old, exp(0.07 * m_old - 0.07 * m), 0.0) + sum_kv exp(0.07 * (s + t0) - 0.07 * m)
-//     acc = acc * where(-inf < m_old, exp(0.07 * m_old - 0.07 * m), 0.0) + sum_kv exp(0.07 * (s + t0) -
-//         0.07 * m) * V
+//     l = l * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s + t0) - 0.07 * m)
+//     acc = acc * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s + t0) - 0.07 * m) * V
 //   O = acc * (1.0 / l)
 
 #include "edges.cuh"
@@ -23,7 +22,7 @@
 #include "types.cuh"
 #include "warp.cuh"
 
-constexpr int HEAD_DIM = 64, ROPE_LEN = 16;
+constexpr int HEAD_DIM = 128, ROPE_LEN = 64;
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -38,7 +37,7 @@ struct Params {
   fp32* t0;  // [b, hk, g, q, kv]
   int64 t0_b, t0_hk, t0_g, t0_q, t0_kv;
   bf16* O;  // [b, h, q, d]  out
-  int64 O_b, O_h, O_q, O_d;
+  int64 O_b, O_h, O_q;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -70,7 +69,7 @@ namespace forward_0_product_ {
   }
 
   // t0 = acc
-  extern "C" __global__ void __launch_bounds__(128, 3) forward_0_product(const __grid_constant__ Params p) {
+  extern "C" __global__ void __launch_bounds__(128, 2) forward_0_product(const __grid_constant__ Params p) {
     int rest = blockIdx.x;
     const int kv_tiles = (p.kv_len + BLOCK_KV - 1) / BLOCK_KV;
     const int kv_start = take(rest, kv_tiles) * BLOCK_KV;
@@ -100,7 +99,7 @@ namespace forward_0_product_ {
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const int kv = kv_start + c * LANES + lane;
         if (kv < p.kv_len) {
-          t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(acc[r][c]);
+          t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(from_float<fp32>(acc[r][c]));
         }
       }
     }
@@ -110,12 +109,12 @@ using forward_0_product_::forward_0_product;
 
 namespace forward_1_forward_loop_ {
   constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
-  constexpr int THREADS = 128, LANES = 8;      // LANES of them share a row
+  constexpr int THREADS = 256, LANES = 8;      // LANES of them share a row
   // of a tile, each thread's share
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;
-  constexpr int FEATURES = 8;  // of a weighted sum, each thread's share
+  constexpr int FEATURES = 16;  // of a weighted sum, each thread's share
   // where tiles lie in shared memory, in bytes
-  constexpr uint32 Q1_AT = 0, K_AT = 10240, V_AT = 15360, W_AT = 32768;
+  constexpr uint32 Q1_AT = 0, K_AT = 34816, V_AT = 52224, W_AT = 86016;
 
   // Where a block works, and what is the same for all of it.
   struct Block {
@@ -172,12 +171,11 @@ namespace forward_1_forward_loop_ {
   }
 
   // m = max(m, max_kv s + t0)
-  // l = l * where(-inf < m_old, exp(0.07 * m_old - 0.07 * m), 0.0) + sum_kv exp(0.07 * (s + t0) - 0.07 * m)
-  // acc = acc * where(-inf < m_old, exp(0.07 * m_old - 0.07 * m), 0.0) + sum_kv exp(0.07 * (s + t0) -
-  //     0.07 * m) * V
+  // l = l * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s + t0) - 0.07 * m)
+  // acc = acc * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s + t0) - 0.07 * m) * V
   template <bool MASKED>
   __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-      const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+      float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
     UNROLL for (int r = 0; r < ROWS; ++r) {
       Row& row = rows[r];
       float x0[COLUMNS];
@@ -191,14 +189,15 @@ namespace forward_1_forward_loop_ {
         if (counts[c]) row.m = maximum(row.m, x0[c]);
       }
       row.m = lane_max<LANES>(row.m);
-      const float x1 = finite_or_zero(row.m) * -0.07f;
-      const float x3 = -INFINITY < m_old ? expf(finite_or_zero(m_old) * 0.07f + x1) : 0.0f;
-      row.l *= x3;
-      UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+      const float x1 = finite_or_zero(row.m);
+      const float x2 = x1 * -0.07f;
+      const float x4 = expf((m_old - x1) * 0.07f);
+      row.l *= x4;
+      UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x4;
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
-        const float x2 = expf(x0[c] * 0.07f + x1);
-        if (counts[c]) row.l += x2;
-        weights[r][c] = counts[c] ? x2 : skipped();
+        const float x3 = expf(x0[c] * 0.07f + x2);
+        if (counts[c]) row.l += x3;
+        weights[r][c] = counts[c] ? x3 : skipped();
       }
     }
   }
@@ -231,11 +230,11 @@ namespace forward_1_forward_loop_ {
     UNROLL for (int r = 0; r < ROWS; ++r) {
       const Row& row = rows[r];
       if (!row.inside) continue;
-      const float x4 = quotient(1.0f, row.l);
+      const float x5 = quotient(1.0f, row.l);
       UNROLL for (int f = 0; f < FEATURES; ++f) {
         const int d = (f / 4 * LANES + lane) * 4 + f % 4;
         if (d < HEAD_DIM) {
-          block.O[row.q * p.O_q + d * p.O_d] = from_float<bf16>(row.acc[f] * x4);
+          block.O[row.q * p.O_q + d] = from_float<bf16>(row.acc[f] * x5);
         }
       }
     }

@@ -30,7 +30,7 @@ struct Params {
   const fp32* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
   fp32* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -91,32 +91,32 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv s * rsqrt(head_dim))
-// l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-// acc = acc * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m) * V
+// m = max(m, max_kv s)
+// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m)
+// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
+//     rsqrt(head_dim) * m) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
     bool counts[COLUMNS];
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
-      x0[c] = s[r][c] * SCALE;
       counts[c] = !MASKED || kv < p.kv_len;
-      if (counts[c]) row.m = maximum(row.m, x0[c]);
+      if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m);
-    const float x3 = exp2_approx((m_old - x1) * LOG2E);
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const float x0 = SCALE * finite_or_zero(row.m);
+    const float x2 = exp2_approx((m_old * SCALE - x0) * LOG2E);
+    row.l *= x2;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x2;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x2 = exp2_approx((x0[c] - x1) * LOG2E);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? x2 : skipped();
+      const float x1 = exp2_approx((s[r][c] * SCALE - x0) * LOG2E);
+      if (counts[c]) row.l += x1;
+      weights[r][c] = counts[c] ? x1 : skipped();
     }
   }
 }
@@ -149,11 +149,11 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f, row.l);
+    const float x3 = quotient(1.0f, row.l);
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp32>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + dv] = from_float<fp32>(row.acc[f] * x3);
       }
     }
   }

@@ -22,7 +22,6 @@
 
 constexpr int HEAD_DIM = 72, V_HEAD_DIM = 40;
 constexpr float SCALE = 0.11785113f;  // rsqrt(head_dim)
-constexpr float LOG2E = 1.442695f;    // exp(x) = 2^(x LOG2E)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -35,9 +34,9 @@ struct Params {
   const fp16* table0;  // [h]  sink
   int64 table0_h;
   fp16* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   fp32* stat;  // [b, h, q]  lse
-  int64 stat_b, stat_h, stat_q;
+  int64 stat_b, stat_h;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -104,34 +103,33 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv s * rsqrt(head_dim))
-// l = l * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) - maximum(m, sink))
-// acc = acc * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) - maximum(m,
-//     sink)) * V
+// m = max(m, max_kv s)
+// l = l * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv exp(s
+//     * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))
+// acc = acc * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv
+//     exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
-    int lane, const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
     bool counts[COLUMNS];
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
-      x0[c] = s[r][c] * SCALE;
       // kv <= q or kv < 256
       counts[c] = !MASKED || (kv < p.kv_len && (kv <= row.q || kv <= 255));
-      if (counts[c]) row.m = maximum(row.m, x0[c]);
+      if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(maximum(row.m, block.table0));
-    const float x3 = exp2_approx((maximum(m_old, block.table0) - x1) * LOG2E);
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const Exponential power = Exponential(1.0f, finite_or_zero(maximum(row.m * SCALE, block.table0)));
+    const float x1 = power(maximum(m_old * SCALE, block.table0));
+    row.l *= x1;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x2 = exp2_approx((x0[c] - x1) * LOG2E);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? x2 : skipped();
+      const float x0 = power(s[r][c] * SCALE);
+      if (counts[c]) row.l += x0;
+      weights[r][c] = counts[c] ? x0 : skipped();
     }
   }
 }
@@ -157,24 +155,24 @@ __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& oper
   }
 }
 
-// stat = log(l + exp(sink - maximum(m, sink))) + maximum(m, sink)
-// O = acc * (1.0 / (l + exp(sink - maximum(m, sink))))
+// stat = log(l + exp(sink - maximum(m * rsqrt(head_dim), sink))) + maximum(m * rsqrt(head_dim), sink)
+// O = acc * (1.0 / (l + exp(sink - maximum(m * rsqrt(head_dim), sink))))
 __device__ __forceinline__ void finish(const Params& p, const Block& block, const Row (&rows)[ROWS],
     int lane) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f,
-        row.l + exp2_approx((block.table0 - finite_or_zero(maximum(row.m, block.table0))) * LOG2E));
-    const float x5 = maximum(row.m, block.table0);
+    const float x2 = quotient(1.0f,
+        row.l + Exponential(1.0f, finite_or_zero(maximum(row.m * SCALE, block.table0)))(block.table0));
+    const float x3 = maximum(row.m * SCALE, block.table0);
     if (lane == 0) {
-      block.stat[row.q * p.stat_q] =
-          from_float<fp32>(logf(row.l + exp2_approx((block.table0 - finite_or_zero(x5)) * LOG2E)) + x5);
+      block.stat[row.q] =
+          from_float<fp32>(logf(row.l + Exponential(1.0f, finite_or_zero(x3))(block.table0)) + x3);
     }
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = f * LANES + lane;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp16>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x2);
       }
     }
   }

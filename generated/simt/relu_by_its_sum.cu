@@ -27,7 +27,7 @@ struct Params {
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
   fp16* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 // acc = acc + sum_kv maximum(s, 0.0) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     bool counts[COLUMNS];
@@ -140,7 +140,7 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp16>(row.acc[f] * x1);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x1);
       }
     }
   }

@@ -7,10 +7,10 @@
 //   for each BLOCK_KV columns kv with some  q <= kv + q_len - kv_len + 1024 and kv <= q + kv_len - q_len:
 //     s = sum_d Q K                                             [q,kv]
 //     m = max(m, max_kv tanh(0.03333333333333333 * s * rsqrt(head_dim)))
-//     l = l * where(-inf < m_old, exp(30.0 * m_old - 30.0 * m), 0.0) + sum_kv exp(30.0 *
-//         tanh(0.03333333333333333 * s * rsqrt(head_dim)) - 30.0 * m)
-//     acc = acc * where(-inf < m_old, exp(30.0 * m_old - 30.0 * m), 0.0) + sum_kv exp(30.0 *
-//         tanh(0.03333333333333333 * s * rsqrt(head_dim)) - 30.0 * m) * V
+//     l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s * rsqrt(head_dim))
+//         - 30.0 * m)
+//     acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s *
+//         rsqrt(head_dim)) - 30.0 * m) * V
 //   O = acc * (1.0 / l)
 
 #include "edges.cuh"
@@ -31,7 +31,7 @@ struct Params {
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
   fp16* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   int batch, kv_heads, group, q_len, kv_len;
 };
 
@@ -99,13 +99,13 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // m = max(m, max_kv tanh(0.03333333333333333 * s * rsqrt(head_dim)))
-// l = l * where(-inf < m_old, exp(30.0 * m_old - 30.0 * m), 0.0) + sum_kv exp(30.0 *
-//     tanh(0.03333333333333333 * s * rsqrt(head_dim)) - 30.0 * m)
-// acc = acc * where(-inf < m_old, exp(30.0 * m_old - 30.0 * m), 0.0) + sum_kv exp(30.0 *
-//     tanh(0.03333333333333333 * s * rsqrt(head_dim)) - 30.0 * m) * V
+// l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s * rsqrt(head_dim)) -
+//     30.0 * m)
+// acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s * rsqrt(head_dim))
+//     - 30.0 * m) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
-    int kv_start, int lane, const float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+    int kv_start, int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     float x0[COLUMNS];
@@ -121,14 +121,15 @@ __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const
       if (counts[c]) row.m = maximum(row.m, x0[c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m) * -30.0f;
-    const float x3 = -INFINITY < m_old ? expf(x1 + finite_or_zero(m_old) * 30.0f) : 0.0f;
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const float x1 = finite_or_zero(row.m);
+    const float x2 = x1 * -30.0f;
+    const float x4 = expf((m_old - x1) * 30.0f);
+    row.l *= x4;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x4;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x2 = expf(x0[c] * 30.0f + x1);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? x2 : skipped();
+      const float x3 = expf(x0[c] * 30.0f + x2);
+      if (counts[c]) row.l += x3;
+      weights[r][c] = counts[c] ? x3 : skipped();
     }
   }
 }
@@ -161,11 +162,11 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f, row.l);
+    const float x5 = quotient(1.0f, row.l);
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp16>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x5);
       }
     }
   }

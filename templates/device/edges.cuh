@@ -24,6 +24,8 @@ __device__ __forceinline__ float finite_or_zero(float x) {
 struct Exponential {
   float factor, shift;
 
+  Exponential() = default;
+
   // c top log2(e) is rounded, which all x of a row share. From 2^27 on that would be a factor out of range;
   // but there neighbouring numbers are so far apart that the result is 1 or 0, and any factor shows which: a
   // power of two exactly.
