@@ -20,7 +20,7 @@ from fagen.emit.code import AND, BLOCK, COLUMN, ELEMENT, ROW, Code, Place, Split
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name, said
-from fagen.emit.tiles import COSTLY, nearest, plain_read
+from fagen.emit.tiles import plain_read, reads
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
     KEY_AXIS,
@@ -37,6 +37,7 @@ from fagen.ir.graph import (
     Random,
     Symbol,
 )
+from fagen.plan.layout import nearest
 from fagen.plan.cost import VECTOR
 from fagen.plan.plan import SharedTile
 
@@ -69,8 +70,6 @@ class TileText:
     """Whether neighbours along the rows lie side by side in memory."""
     plain: str
     """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
-    costly: bool
-    """Whether few elements should be on their way at once, because each takes many registers."""
     storage: str
     """Of its elements in shared memory."""
     vectors: bool
@@ -546,8 +545,10 @@ class _Builder:
         leaves: dict[Node, Code] = {Index(columns): scope.codes.leaf(axis_name(columns), "int32", ELEMENT)}
         if row_axis is not None:
             leaves[Index(row_axis)] = scope.codes.leaf(axis_name(row_axis), "int32", ELEMENT)
-        code = scope.lowering(leaves)(node)
-        split = scope.split([(code, ELEMENT)])
+        lower = scope.lowering(leaves)
+        code = lower(node)
+        first = [] if isinstance(node, Input) else [lower(part) for part in reads(node)]
+        split = scope.split([(each, ELEMENT) for each in (*first, code)])
         inputs = [part for part in ir.walk([node]) if isinstance(part, Input) and part.kind == "float"]
         tensors = [scope.parameters.tensor(part) for part in inputs]
         name = tensors[0].name if len(tensors) == 1 else record
@@ -572,7 +573,6 @@ class _Builder:
             own=side == "own",
             by_rows=row_axis is not None and nearest(node, row_axis, columns) == row_axis,
             plain=plain_read(node, code, split, storage, row_axis, columns),
-            costly=code.cost > COSTLY,
             storage=shared.storage,
             vectors=storage == shared.storage and self.aligned(node, row_axis, columns),
             of_sum=side.startswith("operand"),

@@ -13,10 +13,11 @@ from fagen.emit.code import ELEMENT, Code, Split, Statement, Variable
 from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
 from fagen.emit.forward import StoreText, term_of
 from fagen.emit.scope import Scope, axis_name, block_name
-from fagen.emit.tiles import COSTLY, nearest, plain_read
+from fagen.emit.tiles import plain_read, reads
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Map, Node
 from fagen.plan.cost import stage_roots
+from fagen.plan.layout import nearest
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,6 @@ class OperandText:
     value: str
     plain: str
     """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
-    costly: bool
-    """Whether few elements should be on their way at once, because each takes many registers."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,8 @@ class _Builder:
         codes = [lower(node)]
         if record == "own" and self.exists is not TRUE:
             codes.append(lower(self.exists))
-        split = scope.split([(code, ELEMENT) for code in codes])
+        first = [] if isinstance(node, Input) else [lower(part) for part in reads(node)]
+        split = scope.split([(code, ELEMENT) for code in (*first, *codes)])
         value = self.marked(split, codes)
         if self.zeros and record == "own":
             value = f"unless_zero({value})"
@@ -253,7 +253,6 @@ class _Builder:
             statements=split.at(ELEMENT),
             value=value,
             plain=plain,
-            costly=any(code.cost > COSTLY for code in codes),
         )
 
     def marked(self, split: Split, codes: Sequence[Code]) -> str:

@@ -3,14 +3,10 @@ element."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fagen.emit.code import ATOM, Code, Split
 from fagen.emit.scope import axis_name
-from fagen.ir.graph import Axis, Input, Load, Node, walk
+from fagen.ir.graph import Axis, Input, Load, Node
 
-COSTLY = 60
-"""Instructions of an element, roughly, beyond which few are computed at once."""
 _COPIED = ("fp32", "fp16", "bf16")
 
 
@@ -30,15 +26,14 @@ def plain_read(node: Node, code: Code, split: Split, storage: str, rows: Axis | 
     return ", ".join([split.text(pointer, ATOM), *(found.get(name, "0") for name in names)])
 
 
-def nearest(node: Node, *axes: Axis) -> Axis | None:
-    """Of ``axes`` that whose neighbours lie side by side in what ``node`` reads, as the layout of that says
-    which has most of them."""
-    layouts: list[Sequence[Axis]] = []
-    for part in walk([node]):
-        if isinstance(part, Input):
-            layouts.append(part.layout)
-        elif isinstance(part, Load):
-            layouts.append(tuple(axis for index in part.indices for axis in index.axes))
-    found = [[axis for axis in layout if axis in axes] for layout in layouts]
-    most = max(found, key=len, default=[])
-    return most[-1] if most else None
+def reads(root: Node) -> list[Node]:
+    """What ``root`` reads from memory: named on their own, reads don't wait for a condition, nor for each
+    other."""
+    found: dict[Node, None] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Input | Load):
+            found[node] = None
+        stack.extend(node.indices if isinstance(node, Load) else node.args)
+    return list(found)

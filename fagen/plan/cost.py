@@ -23,6 +23,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce, Scalar
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
+from fagen.plan.layout import nearest
 from fagen.plan.plan import (
     PRODUCER_THREADS,
     STORAGE_BYTES,
@@ -72,6 +73,11 @@ COPY_SLOTS = 4
 """Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
 LOOP_REGISTERS = 12
 """More of them in a loop with products of tiles."""
+ADDRESS_SLOTS = 8
+"""Instructions to read two values of which each thread finds its own."""
+_EXPOSED: Mapping[Tiling, float] = {"element": 0.0, "shared": 1.25, "registers": 3.0}
+"""How many times a tile of a product waits for memory: a barrier on each side, and nothing to do
+meanwhile."""
 BUSY_SLOTS, BUSY_REGISTERS = 30, 40
 """Beyond so many instructions for an element, and what computing it then holds."""
 FIXED_REGISTERS = 40
@@ -212,8 +218,17 @@ class Profile:
     """Once a block, after the last walk."""
     writes: tuple[Access, ...]
     slots: tuple[Slots, ...]
+    scattered: bool
+    """Of a product: whether neighbours along the features don't lie side by side in its operand."""
     operand: Storage | None
     """The one 16-bit type of all that products and weighted sums read; None if it is not one."""
+
+
+def _scattered(stage: Stage) -> bool:
+    state = stage.walks[0].states[0]
+    assert state.operand is not None
+    assert stage.walk is not None
+    return nearest(state.operand, stage.walk, *state.features) == stage.walk
 
 
 def _operand(stage: Stage, stored: Mapping[int, Storage]) -> Storage | None:
@@ -309,6 +324,7 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         reads=tuple(_accesses(ends, stored)),
         writes=writes(stage.outputs),
         slots=_slots(ends),
+        scattered=schedule == "product" and _scattered(stage),
         operand=_operand(stage, stored),
     )
 
@@ -603,7 +619,7 @@ class Model:
         own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
         warps = ceil_div(tiles.threads, arch.warp)
         fma = issue = vectors = shared = 0.0
-        waits = LATENCY_CYCLES
+        waits = float(LATENCY_CYCLES)
         if tiles.tiling == "fragments" and step is not None:
             return self._fragments(number, tiles, resident)
         if tiles.roles is not None and step is not None:
@@ -635,13 +651,15 @@ class Model:
         elif profile.schedule == "product":
             share = ceil_div(tiles.block_feature, tiles.columns)
             fma = tiles.block_own * tiles.block_walk * tiles.block_feature
-            deep = VECTOR if tiles.tiling == "registers" else 1
-            parts = max(own / deep, 1.0), max(share / deep, 1.0)
-            vectors = tiles.block_walk * sum(parts)
-            shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
-            waits *= (
-                1 if tiles.tiling == "element" else 3
-            )  # nothing to do meanwhile, and a barrier on each side
+            if tiles.tiling == "registers":
+                parts = max(own / VECTOR, 1.0), max(share / VECTOR, 1.0)
+                vectors = tiles.block_walk * sum(parts)
+                shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
+            else:  # one result a thread: its row's value for all lanes, its column's beside its neighbours'
+                lines = arch.warp if tiles.tiling == "element" and profile.scattered else 1
+                vectors = tiles.block_walk * (ADDRESS_SLOTS if tiles.tiling == "element" else 2)
+                shared = warps * tiles.block_walk * (lines + (1 if tiles.tiling == "element" else 1 / VECTOR))
+            waits *= _EXPOSED[tiles.tiling]
             if tiles.tiling != "element":
                 issue += COPY_SLOTS * tiles.block_walk * (tiles.block_own + tiles.block_feature)
         elif step is not None:

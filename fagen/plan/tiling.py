@@ -144,8 +144,8 @@ def _products(counts: Profile, problem: Problem) -> Iterator[Tiles]:
         rows = 1 if single else 8
         yield Tiles("element", rows, 1, 0, 32, rows, 32)
     elif problem.tiling == "shared":
-        for side in (16, 32):
-            yield Tiles("shared", 1 if single else side, side, 0, side, 1 if single else side, side)
+        for side, walk in ((16, 16), (16, 32), (16, 64), (32, 32)):
+            yield Tiles("shared", 1 if single else side, walk, 0, side, 1 if single else side, side)
     else:
         for rows, columns in pairs((1,) if single else (4, 8, 16), (8, 16, 32)):
             if 64 <= rows * columns <= 256 or single:

@@ -96,7 +96,7 @@ struct Params {
   fp32* t9;  // [b, hk, g, q, kv]
   int64 t9_b, t9_hk, t9_g, t9_q, t9_kv;
   fp32* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   const uint64* seed;
   int kv_heads, group, q_len, kv_len;
 };
@@ -104,9 +104,9 @@ struct Params {
 // t0 = acc
 extern "C" __global__ void __launch_bounds__(256) forward_0_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16, BLOCK_KV = 16;  // of a block's results
-  constexpr int BLOCK_D = 16;                 // terms of a sum in shared memory at a time
+  constexpr int BLOCK_D = 64;                 // terms of a sum in shared memory at a time
   constexpr int THREADS = 256, LANES = 16;    // LANES of them share a row
-  constexpr uint32 Q_AT = 0, K_AT = 1280;     // where tiles lie in shared memory, in bytes
+  constexpr uint32 Q_AT = 0, K_AT = 4352;     // where tiles lie in shared memory, in bytes
   int rest = blockIdx.x;
   const int kv_tiles = (p.kv_len + BLOCK_KV - 1) / BLOCK_KV;
   const int kv_start = take(rest, kv_tiles) * BLOCK_KV;
@@ -129,13 +129,17 @@ extern "C" __global__ void __launch_bounds__(256) forward_0_product(const __grid
     copy_tile_by_rows<THREADS>(K_tile, d_start, HEAD_DIM, p.kv_len, K_at, p.K_d, p.K_kv, kv_start);
     __syncthreads();  // Q_tile and K_tile are there
     const int terms = minimum(BLOCK_D, HEAD_DIM - d_start);
-    for (int term = 0; term < terms; ++term) {
-      acc += Q_tile(threadIdx.x / LANES, term) * K_tile(term, threadIdx.x % LANES);
+    for (int term = 0; term < terms; term += 4) {
+      const Vec<float, 4> four = Q_tile.load<4>(threadIdx.x / LANES, term);
+      UNROLL for (int i = 0; i < 4; ++i) {
+        if (term + i >= terms) continue;
+        acc += four[i] * K_tile(term + i, threadIdx.x % LANES);
+      }
     }
     __syncthreads();  // all have read them
   }
   if (q < p.q_len && kv < p.kv_len) {
-    t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(acc);
+    t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(from_float<fp32>(acc));
   }
 }
 
@@ -158,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   fp32* t0_at_0 = t0_at + q * p.t0_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t1_at_0[kv * p.t1_kv] = from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]);
+    t1_at_0[kv * p.t1_kv] = from_float<fp32>(from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]));
   }
 }
 
@@ -182,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     t2_at_0[kv * p.t2_kv] =
-        from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY);
+        from_float<fp32>(from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY));
   }
 }
 
@@ -210,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_3_rowwise(const __grid
   }
   m = lane_max<LANES>(m);
   if (lane == 0) {
-    t3_at[q * p.t3_q] = from_float<fp32>(m);
+    t3_at[q * p.t3_q] = from_float<fp32>(from_float<fp32>(m));
   }
 }
 
@@ -235,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_4_rowwise(const __grid
   fp32* t2_at_0 = t2_at + q * p.t2_q;
   const float x0 = finite_or_zero(t3_at[q * p.t3_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t4_at_0[kv * p.t4_kv] = from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0);
+    t4_at_0[kv * p.t4_kv] = from_float<fp32>(from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0));
   }
 }
 
@@ -258,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_5_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   fp32* t4_at_0 = t4_at + q * p.t4_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t5_at_0[kv * p.t5_kv] = from_float<fp32>(expf(t4_at_0[kv * p.t4_kv]));
+    t5_at_0[kv * p.t5_kv] = from_float<fp32>(from_float<fp32>(expf(t4_at_0[kv * p.t4_kv])));
   }
 }
 
@@ -286,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_6_rowwise(const __grid
   }
   l = lane_sum<LANES>(l);
   if (lane == 0) {
-    t6_at[q * p.t6_q] = from_float<fp32>(l);
+    t6_at[q * p.t6_q] = from_float<fp32>(from_float<fp32>(l));
   }
 }
 
@@ -311,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_7_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   const float x0 = quotient(1.0f, t6_at[q * p.t6_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t7_at_0[kv * p.t7_kv] = from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0);
+    t7_at_0[kv * p.t7_kv] = from_float<fp32>(from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0));
   }
 }
 
@@ -334,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_8_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   fp32* t7_at_0 = t7_at + q * p.t7_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t8_at_0[kv * p.t8_kv] = from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f);
+    t8_at_0[kv * p.t8_kv] = from_float<fp32>(from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f));
   }
 }
 
@@ -360,17 +364,17 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     const RandomWords words = dropout_words(seed, 0, b, h, q, kv);
-    t9_at_0[kv * p.t9_kv] =
-        from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv)) ? t8_at_0[kv * p.t8_kv] : 0.0f);
+    t9_at_0[kv * p.t9_kv] = from_float<fp32>(from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv))
+        ? t8_at_0[kv * p.t8_kv] : 0.0f));
   }
 }
 
 // O = acc
 extern "C" __global__ void __launch_bounds__(256) forward_10_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16, BLOCK_DV = 16;  // of a block's results
-  constexpr int BLOCK_KV = 16;                // terms of a sum in shared memory at a time
+  constexpr int BLOCK_KV = 64;                // terms of a sum in shared memory at a time
   constexpr int THREADS = 256, LANES = 16;    // LANES of them share a row
-  constexpr uint32 T9_AT = 0, V_AT = 1280;    // where tiles lie in shared memory, in bytes
+  constexpr uint32 T9_AT = 0, V_AT = 4352;    // where tiles lie in shared memory, in bytes
   int rest = blockIdx.x;
   const int dv_tiles = (V_HEAD_DIM + BLOCK_DV - 1) / BLOCK_DV;
   const int dv_start = take(rest, dv_tiles) * BLOCK_DV;
@@ -394,13 +398,16 @@ extern "C" __global__ void __launch_bounds__(256) forward_10_product(const __gri
     copy_tile<THREADS>(V_tile, kv_start, p.kv_len, V_HEAD_DIM, V_at, p.V_kv, p.V_dv, dv_start);
     __syncthreads();  // t9_tile and V_tile are there
     const int terms = minimum(BLOCK_KV, p.kv_len - kv_start);
-    for (int term = 0; term < terms; ++term) {
-      if (is_skipped(t9_tile(threadIdx.x / LANES, term))) continue;
-      acc += t9_tile(threadIdx.x / LANES, term) * V_tile(term, threadIdx.x % LANES);
+    for (int term = 0; term < terms; term += 4) {
+      const Vec<float, 4> four = t9_tile.load<4>(threadIdx.x / LANES, term);
+      UNROLL for (int i = 0; i < 4; ++i) {
+        if (is_skipped(four[i]) || term + i >= terms) continue;
+        acc += four[i] * V_tile(term + i, threadIdx.x % LANES);
+      }
     }
     __syncthreads();  // all have read them
   }
   if (q < p.q_len && dv < V_HEAD_DIM) {
-    O_at[q * p.O_q + dv * p.O_dv] = from_float<fp32>(acc);
+    O_at[q * p.O_q + dv] = from_float<fp32>(from_float<fp32>(acc));
   }
 }

@@ -56,7 +56,7 @@ struct Params {
   fp32* t2;  // [b, hk, g, q]
   int64 t2_b, t2_hk, t2_g, t2_q;
   fp32* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   const uint64* seed;
   int kv_heads, group, q_len, kv_len;
 };
@@ -120,7 +120,8 @@ namespace forward_0_product_ {
         const int kv = kv_start + c * LANES + lane;
         if (kv < p.kv_len) {
           t0_at[q * p.t0_q + kv * p.t0_kv] =
-              from_float<fp32>(kv + p.q_len <= q + p.kv_len ? acc[r][c] * SCALE : -INFINITY);
+              from_float<fp32>(from_float<fp32>(kv + p.q_len <= q + p.kv_len
+              ? acc[r][c] * SCALE : -INFINITY));
         }
       }
     }
@@ -152,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   }
   m = lane_max<LANES>(m);
   if (lane == 0) {
-    t1_at[q * p.t1_q] = from_float<fp32>(m);
+    t1_at[q * p.t1_q] = from_float<fp32>(from_float<fp32>(m));
   }
 }
 
@@ -182,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   }
   l = lane_sum<LANES>(l);
   if (lane == 0) {
-    t2_at[q * p.t2_q] = from_float<fp32>(l);
+    t2_at[q * p.t2_q] = from_float<fp32>(from_float<fp32>(l));
   }
 }
 
@@ -227,10 +228,10 @@ namespace forward_3_product_ {
     const int hk = take(rest, p.kv_heads);
     const int b = rest;
     const int h = hk * p.group + g;
-    const uint64 seed = *p.seed;
+    fp32* t2_at = p.t2 + b * p.t2_b + hk * p.t2_hk + g * p.t2_g;
     fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
     fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
-    fp32* t2_at = p.t2 + b * p.t2_b + hk * p.t2_hk + g * p.t2_g;
+    const uint64 seed = *p.seed;
     const fp32* V_at = p.V + b * p.V_b + hk * p.V_hk;
     fp32* O_at = p.O + b * p.O_b + h * p.O_h;
     // acc = sum_kv where(random[b,h,q,kv] >= 6554, 1.1111186463666882 * (exp(t0 - t1) / t2), 0.0) * V
@@ -238,11 +239,13 @@ namespace forward_3_product_ {
     const Tile<BLOCK_Q, BLOCK_KV> own_tile(OWN_AT);
     const Tile<BLOCK_DV, BLOCK_KV> V_tile(V_AT);
     for (int kv_start = 0; kv_start < p.kv_len; kv_start += BLOCK_KV) {
-      fill_tile<THREADS, 2>(own_tile, q_start, p.q_len, p.kv_len, [&](int q, int kv) {
+      fill_tile<THREADS>(own_tile, q_start, p.q_len, p.kv_len, [&](int q, int kv) {
+        const float t2_value = t2_at[q * p.t2_q];
+        const float t0_value = t0_at[q * p.t0_q + kv * p.t0_kv];
+        const float t1_value = t1_at[q * p.t1_q];
         const RandomWords words = dropout_words(seed, 0, b, h, q, kv);
         return unless_zero(6554 <= int32(dropout_bits(words, q, kv))
-            ? quotient(expf(t0_at[q * p.t0_q + kv * p.t0_kv] - finite_or_zero(t1_at[q * p.t1_q])),
-            t2_at[q * p.t2_q]) * 1.1111187f : 0.0f);
+            ? quotient(expf(t0_value - finite_or_zero(t1_value)), t2_value) * 1.1111187f : 0.0f);
       }, kv_start);
       copy_tile_by_rows<THREADS>(V_tile, dv_start, V_HEAD_DIM, p.kv_len, V_at, p.V_dv, p.V_kv, kv_start);
       __syncthreads();  // own_tile and V_tile are there
@@ -256,7 +259,7 @@ namespace forward_3_product_ {
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const int dv = dv_start + c * LANES + lane;
         if (dv < V_HEAD_DIM) {
-          O_at[q * p.O_q + dv * p.O_dv] = from_float<fp32>(acc[r][c]);
+          O_at[q * p.O_q + dv] = from_float<fp32>(from_float<fp32>(acc[r][c]));
         }
       }
     }

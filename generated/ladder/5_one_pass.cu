@@ -39,7 +39,7 @@ struct Params {
   const fp32* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
   fp32* O;  // [b, h, q, dv]  out
-  int64 O_b, O_h, O_q, O_dv;
+  int64 O_b, O_h, O_q;
   const uint64* seed;
   int batch, kv_heads, group, q_len, kv_len;
 };
@@ -171,7 +171,7 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv * p.O_dv] = from_float<fp32>(row.acc[f] * x3);
+        block.O[row.q * p.O_q + dv] = from_float<fp32>(row.acc[f] * x3);
       }
     }
   }

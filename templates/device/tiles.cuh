@@ -9,8 +9,7 @@
 //   fill_tile<THREADS>(tile, first, length, columns, element)
 //       by the whole block: row i, column j becomes element(first + i, j). Past `length` the last row is repeated;
 //       columns past `columns` become 0. Neighbouring threads ask for neighbouring columns. With a further argument
-//       `from` the tile's first column is column `from`. fill_tile<THREADS, MOST>: so many elements of a thread are
-//       on their way at once, instead of 8.
+//       `from` the tile's first column is column `from`.
 //   copy_tile<THREADS>(tile, first, length, columns, data, row_step, column_step)
 //       the same for data[row * row_step + column * column_step]: in vectors of 16 bytes where the columns lie side by
 //       side and all is aligned
@@ -62,10 +61,10 @@ __device__ constexpr int batch_of(int count, int threads, int most) {
   return count <= threads ? 1 : count >= most * threads ? most : (count + threads - 1) / threads;
 }
 
-template <int THREADS, int MOST = 8, bool BY_ROWS = false, int ROWS, int WIDTH, class Element>
+template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class Element>
 __device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
                                           Element element, int from = 0) {
-  constexpr int COUNT = ROWS * WIDTH, BATCH = batch_of(COUNT, THREADS, MOST);
+  constexpr int COUNT = ROWS * WIDTH, BATCH = batch_of(COUNT, THREADS, 8);
   const int last_row = length - first - 1, last_column = columns - from - 1;
   for (int start = threadIdx.x; start < COUNT; start += THREADS * BATCH) {
     float values[BATCH];
@@ -95,7 +94,7 @@ __device__ __forceinline__ void copy_tile(const Tile<ROWS, WIDTH>& tile, int fir
     const auto element = [&](int row, int column) {
       return to_float(data[row * row_step + column * column_step]);
     };
-    return fill_tile<THREADS, 8, BY_ROWS>(tile, first, length, columns, element, from);
+    return fill_tile<THREADS, BY_ROWS>(tile, first, length, columns, element, from);
   }
   constexpr int COUNT = NEAR / N * FAR, BATCH = batch_of(COUNT, THREADS, 4);
   const int near_last = near_end - near_first - N, far_last = far_end - far_first - 1;
@@ -123,10 +122,10 @@ __device__ __forceinline__ void copy_tile(const Tile<ROWS, WIDTH>& tile, int fir
   }
 }
 
-template <int THREADS, int MOST = 8, int ROWS, int WIDTH, class Element>
+template <int THREADS, int ROWS, int WIDTH, class Element>
 __device__ __forceinline__ void fill_tile_by_rows(const Tile<ROWS, WIDTH>& tile, int first, int length,
                                                   int columns, Element element, int from = 0) {
-  fill_tile<THREADS, MOST, true>(tile, first, length, columns, element, from);
+  fill_tile<THREADS, true>(tile, first, length, columns, element, from);
 }
 
 template <int THREADS, int ROWS, int WIDTH, class T>
