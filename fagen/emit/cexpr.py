@@ -255,12 +255,16 @@ class Lowering:
                     hint=tensor.name,
                 )
         subscript = " + ".join(["{} * {}"] * len(steps)) if steps else "0"
+        args = [code for step in steps for code in step]
+        if tensor.dense and args and args[-1].form == tensor.strides[-1]:
+            subscript, args = subscript.removesuffix(" * {}"), args[:-1]
+        slots = [PRODUCT if i % 2 == 0 else UNARY for i in range(len(args))]
         return self._codes.make(
             form.format(f"{{}}[{subscript}]"),
-            (pointer, *(code for step in steps for code in step)),
+            (pointer, *args),
             ctype or tensor.storage,
             ATOM,
-            (ATOM, *(PRODUCT, UNARY) * len(steps)),
+            (ATOM, *slots),
             LOAD,
             hint=tensor.name,
         )

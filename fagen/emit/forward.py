@@ -41,6 +41,8 @@ from fagen.plan.layout import nearest
 from fagen.plan.cost import VECTOR
 from fagen.plan.plan import SharedTile
 
+ON_TENSOR_CORES = ("fragments", "warpgroups")
+"""Tilings whose sums of products are the factors of the next products where they are."""
 AFTER = 1
 """The phase of expressions that are computed after the last walk."""
 
@@ -111,6 +113,8 @@ class StateText:
     """Of a weighted sum on tensor cores: what a value is rounded to."""
     condition: str | None
     """Of a weighted sum: where it does not hold, the term is no part of it, whatever the guard says."""
+    slack: str | None
+    """Of a maximum: by how much it may be exceeded before it is replaced; None: not at all."""
     equation: str
 
 
@@ -128,9 +132,19 @@ class StoreText:
     """``target = value``: an output written by each element of a tile, each feature of a row, or each row."""
 
     target: str
-    value: str
+    number: str
     equation: str
     tensor: Tensor
+
+    @property
+    def pair(self) -> str:
+        """An array of two neighbours."""
+        return f"{self.tensor.name}_pair[2]"
+
+    @property
+    def value(self) -> str:
+        """The number as it is stored."""
+        return f"from_float<{self.tensor.storage}>({self.number})"
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,14 @@ class StoresText:
     vector: int
     statements: Sequence[Statement]
     stores: tuple[StoreText, ...]
+    pairs: bool = False
+    """Whether two neighbours are always stored together."""
+
+    @property
+    def says_position(self) -> bool:
+        """Whether values depend on the position along ``axis``."""
+        texts = [*(s.text for s in self.statements), *(store.number for store in self.stores)]
+        return any(re.search(rf"\b{self.name}\b", text) for text in texts)
 
     @property
     def name(self) -> str:
@@ -424,10 +446,12 @@ class ForwardLoop:
 
 def forward_loop(scope: Scope) -> ForwardLoop:
     """The steps of ``scope.kernel``."""
-    return _Builder(scope).build()
+    return LoopBuilder(scope).build()
 
 
-class _Builder:
+class LoopBuilder:
+    """The texts of a stage with products, walk by walk."""
+
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.kernel = scope.kernel
@@ -613,7 +637,7 @@ class _Builder:
         """The name of a thread's share of features along ``axis``, and how many of them lie side by side."""
         count = width // self.kernel.columns
         vector = VECTOR if count % VECTOR == 0 else 1
-        if self.kernel.tiling == "fragments":
+        if self.kernel.tiling in ON_TENSOR_CORES:
             vector = 2
         name = f"FEATURES_{axis.upper()}" if self.several_features else "FEATURES"
         self.shares[axis] = name, count, vector
@@ -708,6 +732,7 @@ class _Builder:
                 weights=held,
                 weight=self.shared[record].storage if operand is not None else "",
                 condition=split.text(lower(condition)) if condition is not None else None,
+                slack=self.slack(state),
                 equation=self.equation(state),
             )
         phases = tuple(
@@ -743,8 +768,16 @@ class _Builder:
             loop=loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis),
         )
         for state in walk.states:
-            self.finished[state.symbol] = f"row.{state.symbol.name}"
+            self.finished[state.symbol] = self.held(state)
         return text
+
+    def held(self, state: State) -> str:
+        """What a thread calls a state of one of its rows."""
+        return f"row.{state.symbol.name}"
+
+    def slack(self, state: State) -> str | None:
+        """By how much a maximum may be exceeded before it is replaced; None where it may not."""
+        return None
 
     def masked(self, walk: Walk, lower: Lowering, split: Split) -> str | None:
         """A value of each element that stands, where it is -inf, for an element that does not count.
@@ -752,7 +785,11 @@ class _Builder:
         Proved for every state: with -inf in its place, nothing is added to it. On tensor cores a term that
         does not count is a product with 0 in any case.
         """
-        if self.kernel.tiling != "fragments" or walk.stores or any(term_of(s)[1] for s in walk.states):
+        if (
+            self.kernel.tiling not in ON_TENSOR_CORES
+            or walk.stores
+            or any(term_of(s)[1] for s in walk.states)
+        ):
             return None
         products = [product.symbol for product in walk.products]
         for value in (*products, *(state.value for state in walk.states if state.op == "max")):
@@ -795,7 +832,7 @@ class _Builder:
 
     def store(self, target: str, value: str, output: Output, tensor: Tensor) -> StoreText:
         equation = f"{tensor.name} = {self.scope.shown(output.node)}"
-        return StoreText(target, f"from_float<{tensor.storage}>({value})", equation, tensor)
+        return StoreText(target, value, equation, tensor)
 
     def outputs(self) -> tuple[Sequence[Statement], StoresText | None, tuple[StoresText, ...]]:
         """What is computed and written after the last walk, by row and by feature."""
@@ -835,8 +872,11 @@ class _Builder:
                 by_row = StoresText(None, "", "", 1, (), stores)
             else:
                 share, _, vector = self.shares[axis]
+                even = dict(scope.plan.problem.sizes)[axis] % 2 == 0
+                dense = all(tensor.dense and tensor.layout[-1] == axis for _, tensor in group)
+                in_pairs = vector == 2 and even and dense
                 by_feature.append(
-                    StoresText(axis, scope.length(axis), share, vector, split.at(place), stores)
+                    StoresText(axis, scope.length(axis), share, vector, split.at(place), stores, in_pairs)
                 )
         return statements, by_row, tuple(by_feature)
 

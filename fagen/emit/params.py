@@ -28,6 +28,9 @@ Source: TypeAlias = (
     | tuple[Literal["length"], Axis]
     | tuple[Literal["scalar"], int]
     | tuple[Literal["seed"]]
+    | tuple[Literal["map"], TensorId, int, int, int, int]
+    | tuple[Literal["counter"]]
+    | tuple[Literal["section"], Axis, int, int]
 )
 """Where a launch finds a parameter's value:
 
@@ -37,7 +40,14 @@ extent  how many positions a memory axis has; 1 where it broadcasts
 length  of an axis of the program
 scalar  the argument at a position
 seed    the address of a 64-bit seed
+map     how a tensor is copied in boxes: the places of its row and its column axis, rows of a box, columns of a panel
+counter the address of a number that is 0 before and after a launch, and no other launch's
+section how many positions of the grid's axes share a cache: of which each reads so many bytes for each position
+        along an axis; 0 bytes: one
 """
+
+MAP_BYTES = 128
+"""Size of a tensor map, and what it is aligned to."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +59,37 @@ class Field:
     source: Source
 
 
-_FORMATS: Mapping[str, str] = {"int64": "q", "int32": "i", "float": "f", "bool": "?"}
+_FORMATS: Mapping[str, str] = {
+    "int64": "q",
+    "int32": "i",
+    "float": "f",
+    "bool": "?",
+    "TensorMap": f"{MAP_BYTES}s",
+}
 
 
-def pack(fields: Sequence[Field], values: Sequence[int | float]) -> bytes:
+def pack(fields: Sequence[Field], values: Sequence[int | float | bytes]) -> bytes:
     """The struct's bytes, aligned as C does; a pointer is its address."""
-    return struct.pack(struct_format(fields), *values)
+    return struct.pack(struct_format(fields), *values).ljust(packed_bytes(fields), b"\0")
 
 
 def packed_bytes(fields: Sequence[Field]) -> int:
     """The struct's size."""
-    return struct.calcsize(struct_format(fields))
+    size = struct.calcsize(struct_format(fields))
+    return -(-size // MAP_BYTES) * MAP_BYTES if has_maps(fields) else size
+
+
+def has_maps(fields: Iterable[Field]) -> bool:
+    """Whether the struct begins with tensor maps."""
+    return any(field.source[0] == "map" for field in fields)
 
 
 def struct_format(fields: Sequence[Field]) -> str:
     """The struct for the module `struct`: a letter for each member after the first, which says "as C
     aligns"."""
-    codes = ["P" if field.ctype.endswith("*") else _FORMATS[field.ctype] for field in fields]
+    codes = [
+        "P" if field.ctype.endswith("*") else _FORMATS[field.ctype] for field in fields
+    ]  # maps come first
     widest = "q" if any(code in "Pq" for code in codes) else "i"
     return "@" + "".join(codes) + f"0{widest}"
 
@@ -91,6 +115,11 @@ class Tensor:
     def strides(self) -> tuple[str, ...]:
         """The parameters that hold its strides."""
         return tuple(f"p.{self.name}_{axis}" for axis in self.layout)
+
+    @property
+    def dense(self) -> bool:
+        """Whether neighbours along its last axis lie side by side: outputs are allocated so."""
+        return self.id[0] == "output"
 
     @property
     def extents(self) -> tuple[str, ...]:
@@ -176,6 +205,8 @@ class Parameters:
         self._buffers = {buffer.name: i for i, buffer in enumerate(plan.buffers)}
         self._program = graph
         self._prepared = plan.prepared
+        self._maps: dict[str, Field] = {}
+        self._section: Field | None = None
 
     def _output_names(self, outputs: Sequence[Output]) -> list[str]:
         walked = _walked(outputs)
@@ -225,6 +256,22 @@ class Parameters:
         """The parameter that holds the address of the seed."""
         return "p.seed"
 
+    def map(self, tensor: Tensor, rows: Axis, columns: Axis, box_rows: int, panel: int) -> str:
+        """The parameter that says how a tensor is copied in boxes."""
+        places = tensor.layout.index(rows), tensor.layout.index(columns)
+        number = 0
+        while True:
+            name = f"{tensor.name}_map{number or ''}"
+            field = Field(name, "TensorMap", ("map", tensor.id, *places, box_rows, panel))
+            if self._maps.setdefault(name, field) == field:
+                return f"p.{name}"
+            number += 1
+
+    def section(self, axis: Axis, bytes_: int, most_bytes: int) -> str:
+        """The parameter that says how many positions of the grid's axes share a cache."""
+        self._section = Field("section", "int32", ("section", axis, bytes_, most_bytes))
+        return "p.section"
+
     def constant(self, node: Node, value: float | int | bool) -> str:
         """The name of a number computed from fixed lengths."""
         if node not in self._constants:
@@ -252,6 +299,12 @@ class Parameters:
     def members(self, fields: Sequence[Field]) -> list[str]:
         """The lines of ``struct Params``: a tensor and its strides, with its shape, then the rest by type."""
         lines: list[str] = []
+        for field in fields:
+            if field.source[0] == "map":
+                tensor = self.tensors[field.source[1]]
+                called = f"  {tensor.called}" if tensor.called else ""
+                box = f"in boxes of {field.source[4]} rows"
+                lines.append(f"TensorMap {field.name};  // {tensor.shape}{called}, {box}")
         for tensor in self.tensors.values():
             mine = [
                 field
@@ -265,23 +318,27 @@ class Parameters:
                 lines.append(f"{pointer[0].ctype} {pointer[0].name};  // {tensor.shape}{called}")
             if strides:
                 lines.append(f"int64 {', '.join(strides)};")
-        rest = [field for field in fields if field.source[0] not in ("data", "stride")]
+        rest = [field for field in fields if field.source[0] not in ("map", "data", "stride")]
         for ctype in dict.fromkeys(field.ctype for field in rest):
             names = [field.name for field in rest if field.ctype == ctype]
             lines.append(f"{'int' if ctype == 'int32' else ctype} {', '.join(names)};")
         return lines
 
     def _all(self) -> Iterable[Field]:
+        yield from self._maps.values()
         for at, tensor in self.tensors.items():
             yield Field(tensor.name, tensor.ctype, ("data", at))
             for i, axis in enumerate(tensor.layout):
                 yield Field(f"{tensor.name}_{axis}", "int64", ("stride", at, i))
         yield Field("seed", "const uint64*", ("seed",))
+        yield Field("counter", "int32*", ("counter",))
         for at, tensor in self.tensors.items():
             for i, axis in enumerate(tensor.layout):
                 yield Field(f"{tensor.name}_{axis}_size", "int32", ("extent", at, i))
         for axis in self._axes():
             yield Field(self.length(axis)[2:], "int32", ("length", axis))
+        if self._section is not None:
+            yield self._section
         for stored, ctype in (
             ("int", "int32"),
             ("float", "float"),

@@ -5,6 +5,7 @@
 //       rows are aligned; from `length` on rows become 0, columns from COLUMNS on too. The threads commit and wait.
 //   fill_operand<THREADS, COLUMNS>(tile, first, length, element)
 //       the same for element(first + i, j), a float, which is rounded; done at once
+//   store_pair(pointer, pair)   two numbers, rounded, one access; the address is a multiple of their size
 //   Known<VALUE>   a number known when the kernel is compiled, as an argument: known.value
 #pragma once
 
@@ -54,4 +55,15 @@ __device__ __forceinline__ void fill_operand(const OperandTile<T, ROWS, WIDTH>& 
     }
     store_vector(tile.elements, tile.at(row, column), values);
   }
+}
+
+template <class T>
+__device__ __forceinline__ void store_pair(T* to, const float (&pair)[2]) {
+  const uint32 word = pack<T>(pair[0], pair[1]);
+  store_vector(to, Vec<T, 2>{{{static_cast<unsigned short>(word)}, {static_cast<unsigned short>(word >> 16)}}});
+}
+
+template <>
+__device__ __forceinline__ void store_pair<float>(float* to, const float (&pair)[2]) {
+  store_vector(to, Vec<float, 2>{{pair[0], pair[1]}});
 }
