@@ -297,9 +297,8 @@ class _Builder:
             found.append(
                 ("int", f"{walk} = {kernel.block_walk}", "terms of a sum in shared memory at a time")
             )
-        found.append(
-            ("int", f"THREADS = {kernel.threads}, LANES = {kernel.columns}", "LANES of them share a row")
-        )
+        threads = f"THREADS = {kernel.threads}, " if kernel.tiling != "element" else ""
+        found.append(("int", f"{threads}LANES = {kernel.columns}", "threads that share a row"))
         if kernel.tiling == "registers":
             shares = f"ROWS = {rows} * LANES / THREADS, COLUMNS = {columns} / LANES"
             found.append(("int", shares, "of a block's results, each thread's share"))

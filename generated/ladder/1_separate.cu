@@ -105,7 +105,7 @@ struct Params {
 // t0 = acc
 extern "C" __global__ void __launch_bounds__(256) forward_0_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 8, BLOCK_KV = 32;  // of a block's results
-  constexpr int THREADS = 256, LANES = 32;   // LANES of them share a row
+  constexpr int LANES = 32;                  // threads that share a row
   int rest = blockIdx.x;
   const int kv_tiles = (p.kv_len + BLOCK_KV - 1) / BLOCK_KV;
   const int kv_start = take(rest, kv_tiles) * BLOCK_KV;
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
 // O = acc
 extern "C" __global__ void __launch_bounds__(256) forward_10_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 8, BLOCK_DV = 32;  // of a block's results
-  constexpr int THREADS = 256, LANES = 32;   // LANES of them share a row
+  constexpr int LANES = 32;                  // threads that share a row
   int rest = blockIdx.x;
   const int dv_tiles = (V_HEAD_DIM + BLOCK_DV - 1) / BLOCK_DV;
   const int dv_start = take(rest, dv_tiles) * BLOCK_DV;

@@ -105,7 +105,7 @@ struct Params {
 extern "C" __global__ void __launch_bounds__(256) forward_0_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16, BLOCK_KV = 16;  // of a block's results
   constexpr int BLOCK_D = 64;                 // terms of a sum in shared memory at a time
-  constexpr int THREADS = 256, LANES = 16;    // LANES of them share a row
+  constexpr int THREADS = 256, LANES = 16;    // threads that share a row
   constexpr uint32 Q_AT = 0, K_AT = 4352;     // where tiles lie in shared memory, in bytes
   int rest = blockIdx.x;
   const int kv_tiles = (p.kv_len + BLOCK_KV - 1) / BLOCK_KV;
@@ -373,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
 extern "C" __global__ void __launch_bounds__(256) forward_10_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16, BLOCK_DV = 16;  // of a block's results
   constexpr int BLOCK_KV = 64;                // terms of a sum in shared memory at a time
-  constexpr int THREADS = 256, LANES = 16;    // LANES of them share a row
+  constexpr int THREADS = 256, LANES = 16;    // threads that share a row
   constexpr uint32 T9_AT = 0, V_AT = 4352;    // where tiles lie in shared memory, in bytes
   int rest = blockIdx.x;
   const int dv_tiles = (V_HEAD_DIM + BLOCK_DV - 1) / BLOCK_DV;

@@ -105,7 +105,7 @@ struct Params {
 namespace forward_0_product_ {
   constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // of a block's results
   constexpr int BLOCK_D = 32;                  // terms of a sum in shared memory at a time
-  constexpr int THREADS = 128, LANES = 8;      // LANES of them share a row
+  constexpr int THREADS = 128, LANES = 8;      // threads that share a row
   // of a block's results, each thread's share
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;
   constexpr uint32 Q_AT = 0, K_AT = 18432;  // where tiles lie in shared memory, in bytes
@@ -397,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
 namespace forward_10_product_ {
   constexpr int BLOCK_Q = 128, BLOCK_DV = 64;  // of a block's results
   constexpr int BLOCK_KV = 32;                 // terms of a sum in shared memory at a time
-  constexpr int THREADS = 128, LANES = 8;      // LANES of them share a row
+  constexpr int THREADS = 128, LANES = 8;      // threads that share a row
   // of a block's results, each thread's share
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_DV / LANES;
   constexpr uint32 T9_AT = 0, V_AT = 18432;  // where tiles lie in shared memory, in bytes
