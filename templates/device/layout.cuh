@@ -22,6 +22,12 @@ __device__ __forceinline__ const T* opaque(const T* x) {
   return x;
 }
 
+// x, computed where this stands and nowhere else: what is made of it again later need not be kept meanwhile.
+__device__ __forceinline__ int again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // The chunk of a 16 x 16 block whose address a lane gives to a load: its row and its number in the row.
 struct LaneChunk {
   int row, chunk;
