@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fagen.derive.separate import Exponent
+from fagen.derive.separate import Exponent, Linear, linear
 from fagen.derive.signs import positive, slope
 from fagen.derive.walk import State
 from fagen.ir import graph as ir
@@ -79,10 +79,13 @@ def ratio(exponents: Iterable[Exponent], row: Mapping[Node, Node], running: Iter
     before: dict[Node, Node] = {placed.state.symbol: old(placed.state.symbol) for placed in running}
     result: Node = ONE
     for exponent in exponents:
+        terms: Linear = {}
+        for term, k in exponent.terms:
+            for part, j in linear(ir.substitute(term, row)).items():
+                terms[part] = terms.get(part, 0.0) + k * j
         change: Node = ZERO
         waits: dict[Node, None] = {}
-        for term, k in exponent.terms:
-            new = ir.substitute(term, row)
+        for new, k in terms.items():
             was = ir.substitute(new, before)
             if k < 0 and isinstance(was, Map) and was.op == "finite":
                 was = was.args[0]  # exp(k * -inf) is 0 itself

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from fagen.derive.signs import nonnegative, positive
+from fagen.derive.signs import at_least_one, nonnegative, positive
+from fagen.derive.vanish import assume, limits
 from fagen.ir import graph as ir
 from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Const, Contract, Map, Node, Reduce
 
@@ -145,10 +146,12 @@ class Separator:
 
     def _abs(self, x: Map, a: Node) -> Separated:
         f = self.factors(a)
-        return replace(f, deferred=ir.function("abs", f.deferred), kept=ir.function("abs", f.kept))
+        deferred, kept = (y if nonnegative(y) else ir.function("abs", y) for y in (f.deferred, f.kept))
+        return replace(f, deferred=deferred, kept=kept)
 
     def _where(self, x: Map, condition: Node, a: Node, b: Node) -> Separated | None:
         if self.free(condition):
+            a, b = self._assumed(a, condition, True), self._assumed(b, condition, False)
             return self._shared(a, b, lambda p, q: ir.where(condition, p, q))
         if self._walk in condition.axes:
             return None
@@ -163,11 +166,20 @@ class Separator:
             fa, deferred=ir.where(condition, fa.deferred, fb.deferred), complete=fa.complete and fb.complete
         )
 
+    @staticmethod
+    def _assumed(x: Node, condition: Node, holds: bool) -> Node:
+        """``x`` where ``condition`` is known; statistics are of other elements, too."""
+        x = assume(x, condition, holds, keep=nearest([x]))
+        return ZERO if limits(x) is ZERO else x
+
     def _add(self, x: Map, a: Node, b: Node) -> Separated | None:
+        fa, fb = self.factors(a), self.factors(b)
+        if fa.kept is fb.kept and fa.exponents == fb.exponents and fa.complete and fb.complete:
+            return replace(fa, deferred=ir.add(fa.deferred, fb.deferred))
         return self._shared(a, b, ir.add)
 
     def _maximum(self, x: Map, a: Node, b: Node) -> Separated | None:
-        return self._shared(a, b, ir.maximum, ordered=True)
+        return self._shared(a, b, _larger, ordered=True)
 
     def _minimum(self, x: Map, a: Node, b: Node) -> Separated | None:
         return self._shared(a, b, ir.minimum, ordered=True)
@@ -218,11 +230,15 @@ class Separator:
     _exp2 = _exp
 
     def _grows(self, x: Node) -> bool:
-        """Whether ``x`` has an exponential that no maximum holds down: two of them may be out of range."""
-        return any(
-            isinstance(node, Map) and node.op in _EXPONENTIALS and self.free(node) and self._walk in node.axes
-            for node in ir.walk([x])
-        )
+        """Whether ``x`` grows with an exponential that no maximum holds down: two may be out of range."""
+        if isinstance(x, Map):
+            if x.op in _EXPONENTIALS:
+                return self.free(x) and self._walk in x.axes
+            if x.op in ("tanh", "tanh_fast", "erf", "sin", "cos"):
+                return False
+            if x.op in ("div", "quotient") and at_least_one(x.args[1]):
+                return self._grows(x.args[0])
+        return any(map(self._grows, x.args)) and not isinstance(x, Reduction)
 
     def _runs(self, term: Node) -> bool:
         """Whether ``term`` of an exponent is a maximum; the logarithm of a sum is none."""
@@ -392,6 +408,12 @@ def _ordered(terms: Linear) -> tuple[tuple[Node, float], ...]:
     return tuple(sorted(terms.items(), key=lambda item: item[0].order))
 
 
+def _larger(x: Node, y: Node) -> Node:
+    if y is ZERO and nonnegative(x):
+        return x
+    return y if x is ZERO and nonnegative(y) else ir.maximum(x, y)
+
+
 def _joined(*parts: tuple[Exponent, ...]) -> tuple[Exponent, ...]:
     """Factors multiplied: exponents of one base add up."""
     sums: dict[str, Linear] = {}
@@ -421,3 +443,20 @@ def _power(base: str, terms: Linear) -> Node:
         else:
             result = ir.mul(result, ir.function(base, _multiple(term, k)))
     return result
+
+
+def leave_maximum(x: Node, row_axes: Iterable[Axis]) -> tuple[Node, Callable[[Node], Node]]:
+    """``x`` without the summands of a row and the positive numbers that leave a maximum, and their return.
+
+    Exact in floating point, too: rounding does not change an order.
+    """
+    axes = set(row_axes)
+    if not isinstance(x, Map) or x.op not in ("add", "mul", "div"):
+        return x, lambda m: m
+    pairs = [x.args, x.args[::-1]] if x.op == "add" else [x.args]
+    for inner, outer in pairs:
+        of_row = x.op == "add" and set(outer.axes) <= axes and not set(inner.axes) <= axes
+        if of_row or (x.op != "add" and isinstance(outer, Const) and outer.value > 0):
+            rest, back = leave_maximum(inner, axes)
+            return rest, lambda m, outer=outer, back=back: ir.rebuild(x, (back(m), outer))
+    return x, lambda m: m

@@ -27,6 +27,8 @@ def nonnegative(x: Node) -> bool:
             return True
         if x.op == "maximum":
             return any(map(nonnegative, x.args))
+        if x.op in ("log", "log2"):
+            return at_least_one(x.args[0])
         if x.op in ("add", "mul", "div", "quotient", "minimum", "finite", "to_float", "to_int", "floor"):
             return all(map(nonnegative, x.args))
         if x.op == "where":
@@ -51,6 +53,22 @@ def positive(x: Node) -> bool:
             return any(map(positive, x.args))
         if x.op == "where":
             return positive(x.args[1]) and positive(x.args[2])
+    return False
+
+
+def at_least_one(x: Node) -> bool:
+    """Whether ``x`` is proven to be 1 or more (or NaN)."""
+    if isinstance(x, Const):
+        return x.value >= 1
+    if isinstance(x, Map):
+        if x.op == "add":
+            return any(map(at_least_one, x.args)) and all(map(nonnegative, x.args))
+        if x.op in ("exp", "exp2"):
+            return nonnegative(x.args[0])
+        if x.op == "maximum":
+            return any(map(at_least_one, x.args))
+        if x.op in ("mul", "sqrt", "to_float", "minimum"):
+            return all(map(at_least_one, x.args))
     return False
 
 

@@ -10,7 +10,7 @@ from fagen.derive.invariance import free_references
 from fagen.derive.notes import listed, plainly
 from fagen.derive.proof import defer_by_proof
 from fagen.derive.running import Placed, are_bounded, old, ratio
-from fagen.derive.separate import Reduction, Separated, Separator, nearest
+from fagen.derive.separate import Reduction, Separated, Separator, leave_maximum, nearest
 from fagen.derive.signs import nonnegative, positive
 from fagen.derive.vanish import limits, live
 from fagen.derive.walk import Note, Product, Rule, Stage, State, Term, Walk
@@ -112,6 +112,7 @@ class _StageBuilder:
             level += 1
             found = Separated(ONE, weighed.weights)
             conditions, kept = live(self._tile(weighed.weights), identity)
+        kept, outer = leave_maximum(kept, node.axes) if is_max else (kept, _itself)
         state = State(
             symbol=Symbol("", node.axes, "float"),
             op="max" if is_max else "sum",
@@ -123,7 +124,8 @@ class _StageBuilder:
         symbol = self._place(Placed(level, state, conditions))
         self.level[node] = level
         self.symbols[node] = symbol
-        self.row[node] = ir.substitute(ir.mul(self._result(found, symbol, is_max), weighed.factor), self.row)
+        result = ir.mul(self._result(found, outer(symbol), is_max), weighed.factor)
+        self.row[node] = ir.substitute(result, self.row)
         if late:
             self._wait(symbol, level, waiting)
         what = "maximum" if is_max else "sum"
@@ -167,17 +169,17 @@ class _StageBuilder:
             return Separated(found.deferred, rest, added=added, outer=found.kept.op)
         return found
 
-    def _result(self, found: Separated, symbol: Symbol, is_max: bool) -> Node:
-        """What the state ``symbol`` stands for. Where no element counted that is 0 or -inf, too."""
-        value = ir.add(found.added, symbol)
+    def _result(self, found: Separated, state: Node, is_max: bool) -> Node:
+        """What a state stands for. Where no element counted that is 0 or -inf, too."""
+        value = ir.add(found.added, state)
         if found.outer:
             value = ir.mul(found.deferred, ir.function(found.outer, value))
             return ir.where(ir.le(Const(1), ir.size(self.axis)), value, MINUS_INF)
         value = ir.mul(found.deferred, value)
         if is_max and not (positive(found.deferred) and self._settles(found.added)):
-            return ir.where(ir.lt(MINUS_INF, symbol), value, MINUS_INF)
+            return ir.where(ir.lt(MINUS_INF, state), value, MINUS_INF)
         if not self._settles(found.deferred):
-            return ir.where(ir.eq(symbol, ZERO), ZERO, value)
+            return ir.where(ir.eq(state, ZERO), ZERO, value)
         return value
 
     def _settles(self, x: Node) -> bool:
@@ -301,6 +303,10 @@ class _StageBuilder:
             notes.append(Note("rescale", text))
         notes += (Note("free reference", reference.proof) for reference in free_references(stage))
         return notes
+
+
+def _itself(x: Node) -> Node:
+    return x
 
 
 def _is_positional(condition: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from fagen.derive.signs import positive
 from fagen.ir import graph as ir
@@ -30,11 +31,12 @@ def _conjuncts(condition: Node) -> tuple[Node, ...]:
     return condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)
 
 
-def assume(x: Node, condition: Node, holds: bool) -> Node:
-    """``x`` where ``condition`` is known to be ``holds``."""
-    return ir.substitute(
-        x, {condition: TRUE if holds else FALSE, ir.negation(condition): FALSE if holds else TRUE}
-    )
+def assume(x: Node, condition: Node, holds: bool, keep: Iterable[Node] = ()) -> Node:
+    """``x`` where ``condition`` is known to be ``holds``; ``keep`` are of other elements too, and stay."""
+    known: dict[Node, Node] = {node: node for node in keep}
+    known[condition] = TRUE if holds else FALSE
+    known[ir.negation(condition)] = FALSE if holds else TRUE
+    return ir.substitute(x, known)
 
 
 def limits(x: Node) -> Node:

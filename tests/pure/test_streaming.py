@@ -57,11 +57,13 @@ RECORDS = {
         [1],
         [
             DEFER,
-            ("rescale", "l and acc use the running m, times exp2(m_old - m) when it changes"),
+            (
+                "rescale",
+                "l and acc use the running m, times exp2(1.4426950408889634 * (m_old - m)) when it changes",
+            ),
             (
                 "free reference",
-                "m may be any number: d more multiplies l and acc by exp(-0.693147 d) "
-                "and leaves every output",
+                "m may be any number: d more multiplies l and acc by exp(-d) and leaves every output",
             ),
         ],
     ),
@@ -111,7 +113,17 @@ RECORDS = {
         [1, 1],
         [stored("t0", "sum_dv v w", "the walk along kv weights its rows"), *SOFTMAX],
     ),
-    "two score contractions": ([1], SOFTMAX),
+    "two score contractions": (
+        [1],
+        [
+            DEFER,
+            ("rescale", "l and acc use the running m, times exp(0.3 * (m_old - m)) when it changes"),
+            (
+                "free reference",
+                "m may be any number: d more multiplies l and acc by exp(-0.3 d) and leaves every output",
+            ),
+        ],
+    ),
     "row gate": (
         [1, 1],
         [

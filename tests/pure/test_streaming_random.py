@@ -1,0 +1,366 @@
+"""200 random programs: each fuses into one walk exactly where numbers say that it may, and all are right.
+
+A program is a few lines of Python over a namespace ``X``. With `language` they build a graph; with `Probe`
+they are computed in torch for given scores, and each sum and maximum takes a value of the test's choosing:
+that is how the rules are tested here, without any of the compiler's code.
+"""
+
+import math
+import random
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.derive.streaming import derive
+from fagen.ir.reference import evaluate
+from fagen.plan.interpret import interpret
+from streams import LENGTHS, K, Q, V, arguments, scores
+
+COUNT = 200
+SEED = 2024
+
+# ------------------------------------------------------------------------------------------- the programs
+
+# Values that are not negative, and 0 where masked; t are the scores, and s, which are -inf where masked.
+NUMERATORS = [
+    "X.exp(s)",
+    "X.exp(0.5 * s)",
+    "X.relu(s)",
+    "X.sigmoid(s)",
+    "X.where(X.mask, t * t, 0.0)",
+    "X.where(X.mask, abs(t) + 0.5, 0.0)",
+    "X.relu(s) * X.sigmoid(t)",
+    "X.where(X.odd, X.exp(s), 0.0)",
+    "X.exp(s) + X.relu(s)",
+]
+SIGNED = ["X.where(X.mask, t, 0.0)", "X.where(X.mask, X.tanh(t) - 0.3, 0.0)", "X.relu(s) * X.tanh(t)"]
+FACTORS = [
+    "{x} / {l}",
+    "{x} * (1 / {l})",
+    "{x} / X.sqrt({l})",
+    "{x} * {l}",
+    "{x} / (1 + {l})",
+    "{x} * X.log(1 + {l})",
+]
+KEEPING = [
+    "X.relu({x})",
+    "abs({x})",
+    "X.where(X.odd, {x}, 0.0)",
+    "X.sqrt(abs({x}))",
+    "({x}) * X.tanh(t)",
+    "2.5 * ({x})",
+    "({x}) * X.sigmoid(t)",
+    "({x}) / (1 + t * t)",
+    "X.maximum({x}, 0.0)",
+    "X.where(X.odd, {x}, 0.5 * ({x}))",
+]
+SPOILING = [
+    "X.tanh({x})",
+    "X.relu(abs({x}) - 0.1)",
+    "abs({x}) + 0.2",
+    "X.sigmoid({x})",
+    "({x}) / (1 + abs({x}))",
+    "X.maximum(abs({x}), 0.1)",
+    "({x}) * ({x}) + ({x})",
+    "abs({x}) + X.sigmoid(t)",
+    "X.where(abs({x}) > 0.2, {x}, 0.0)",
+]
+
+
+class Writer:
+    """Draws the lines of a program, from statistics to weights."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.lines = ["t = X.scores", "s = X.where(X.mask, t, -X.inf)"]
+        self.sums, self.maxima = [], []
+        self.saturated = None
+
+    def line(self, letter, value):
+        name = f"{letter}{len(self.lines)}"
+        self.lines.append(f"{name} = {value}")
+        return name
+
+    def statistic(self):
+        kind = self.draw.choice(["sum", "sum", "max", "softmax", "signed", "later"])
+        if kind == "sum":
+            self.sums.append(self.line("l", f"X.sum({self.draw.choice(NUMERATORS)})"))
+        elif kind == "signed":
+            total = self.line("c", f"X.sum({self.draw.choice(SIGNED)})")
+            self.sums.append(self.line("l", f"{total} * {total} + 0.5"))
+        elif kind == "max":
+            self.maxima.append(self.line("m", f"X.max({self.draw.choice(['s', '0.5 * s', 's + 1.0'])})"))
+        elif kind == "softmax":
+            m = self.line("m", "X.max(s)")
+            self.maxima.append(m)
+            self.sums.append(self.line("l", f"X.sum(X.exp(s - {m}))"))
+            self.saturated = m, self.sums[-1]
+        elif self.sums:
+            value = self.factored(self.draw.choice(NUMERATORS))
+            if self.draw.random() < 0.3:
+                value = self.draw.choice(SPOILING).format(x=value)
+            self.sums.append(self.line("l", f"X.sum(X.where(X.mask, abs({value}), 0.0)) + 0.1"))
+
+    def factored(self, x, beside=""):
+        """``x`` with a factor: of a sum that is not yet in it or ``beside`` it, or it might cancel."""
+        others = [name for name in self.sums if not re.search(rf"\b{name}\b", x + beside)]
+        return self.draw.choice(FACTORS).format(x=x, l=self.draw.choice(others)) if others else x
+
+    def exponential(self):
+        """With a maximum, where there is one."""
+        if self.saturated and self.draw.random() < 0.5:
+            m, l = self.saturated  # noqa: E741
+            return self.draw.choice(
+                [f"X.exp(s - {m}) / {l}", f"X.exp(s - ({m} + X.log({l})))", f"X.exp(s - {m})"]
+            )
+        if self.maxima:
+            m = self.draw.choice(self.maxima)
+            form = self.draw.choice(
+                ["s - {m}", "s - {m}", "2 * (s - {m})", "s - 0.5 * {m}", "s - 2 * {m}", "s + X.bias - {m}"]
+            )
+            return f"X.exp({form.format(m=m)})"
+        return "X.exp(s)"
+
+    def weights(self):
+        x = self.draw.choice([self.exponential, lambda: self.draw.choice(NUMERATORS + SIGNED)])()
+        for _ in range(self.draw.randint(1, 2)):
+            x = self.factored(x)
+        if self.draw.random() < 0.25:  # two exponentials may be out of range: a product has one
+            if self.draw.random() < 0.5:
+                x = f"{x} * {self.factored(self.draw.choice(NUMERATORS[2:6]), beside=x)}"
+            else:
+                others = NUMERATORS[2:6] if "m" in x else NUMERATORS  # exp(s - m) + exp(s) has a factor
+                x = f"{x} + {self.factored(self.draw.choice(others))}"
+        for _ in range(self.draw.randint(0, 2)):
+            x = self.draw.choice(KEEPING).format(x=x)
+        if self.draw.random() < 0.3:
+            x = self.draw.choice(SPOILING).format(x=x)
+        for _ in range(self.draw.randint(0, 1)):
+            x = self.draw.choice(KEEPING).format(x=x)
+        return x
+
+
+def written(number):
+    """The lines of a program."""
+    writer = Writer(random.Random(f"{SEED} {number}"))
+    for _ in range(writer.draw.randint(1, 3)):
+        writer.statistic()
+    lines = [f"w = X.where(X.mask, {writer.weights()}, 0.0)"]
+    for line in writer.lines[::-1]:  # without statistics that nothing uses
+        name = line.split()[0]
+        if name in ("s", "t") or any(re.search(rf"\b{name}\b", later) for later in lines):
+            lines.insert(0, line)
+    return "\n".join(lines)
+
+
+def run(lines, namespace):
+    variables = {"X": namespace}
+    exec(lines, variables)
+    return variables["w"]
+
+
+# -------------------------------------------------------------------------------------- two meanings of X
+
+
+def language(q, k, masked, bias):
+    """The program as a user writes it."""
+    names = ("inf", "where", "exp", "log", "sqrt", "tanh", "relu", "sigmoid", "maximum")
+    return SimpleNamespace(
+        **{name: getattr(fg, name) for name in names},
+        sum=lambda x: fg.sum(x, over="kv"),
+        max=lambda x: fg.max(x, over="kv"),
+        scores=scores(q, k),
+        mask=fg.sliding_window(6, 2) if masked else fg.kv >= 0,
+        odd=fg.kv % 2 == 1,
+        bias=bias,
+    )
+
+
+class Row(torch.Tensor):
+    """Numbers of which a quotient by 0 is 0."""
+
+    def __truediv__(self, other):
+        value, other = (torch.as_tensor(x).as_subclass(torch.Tensor) for x in (self, other))
+        return torch.where(other == 0, 0.0, value / torch.where(other == 0, 1.0, other)).as_subclass(Row)
+
+    def __rtruediv__(self, other):
+        return torch.full_like(self, other) / self
+
+
+class Probe:
+    """The program on rows of unmasked scores; its n-th sum or maximum is what ``reduce(n, op, values)`` says.
+
+    An exponential that is infinite is NaN, which no maximum and no quotient hides.
+    """
+
+    inf, where, log, sqrt = math.inf, staticmethod(torch.where), torch.log, torch.sqrt
+    tanh, relu, sigmoid = torch.tanh, torch.relu, torch.sigmoid
+
+    def __init__(self, points, bias, reduce):
+        self.scores, self.bias = points.as_subclass(Row), bias.as_subclass(Row)
+        self.mask = torch.ones(points.shape[-1], dtype=torch.bool)
+        self.odd = torch.arange(points.shape[-1]) % 3 > 0
+        self.reduce = reduce
+        self.values = []
+
+    def exp(self, x):
+        value = torch.exp(x)
+        return torch.where(torch.isinf(value), math.nan, value)
+
+    def maximum(self, x, y):
+        return torch.clamp(x, min=y)
+
+    def sum(self, x):
+        return self._reduced("sum", x)
+
+    def max(self, x):
+        return self._reduced("max", x)
+
+    def _reduced(self, op, x):
+        self.values.append((op, x))
+        return self.reduce(len(self.values) - 1, op, x).as_subclass(Row)
+
+
+def probe(lines, points, bias, reduce):
+    """The operation and the values of every reduction, the sum of weights last."""
+    namespace = Probe(points, bias, reduce)
+    weights = run(lines, namespace)
+    operations = [op for op, _ in namespace.values] + ["sum"]
+    values = [x.as_subclass(torch.Tensor).expand(points.shape) for _, x in [*namespace.values, ("", weights)]]
+    return operations, values
+
+
+# ------------------------------------------------------------------------------------------ rules 1 and 2
+
+
+def final(n, op, x):
+    return x.amax(-1, keepdim=True) if op == "max" else x.sum(-1, keepdim=True)
+
+
+def fixed(n, op, x):
+    return torch.ones(())
+
+
+def running(n, op, x):
+    return torch.cummax(x.as_subclass(torch.Tensor), -1).values if op == "max" else torch.ones(())
+
+
+TRIALS, POINTS = 20, 24
+
+
+def separates(lines):
+    """For each reduction, whether its values have a factor of statistics alone, or a maximum a summand."""
+    draw = torch.Generator().manual_seed(SEED)
+
+    def uniform(low, high, *shape):
+        return low + (high - low) * torch.rand(shape, generator=draw, dtype=torch.float64)
+
+    points, bias = uniform(-6, 3, TRIALS, POINTS), uniform(-6, 3, TRIALS, POINTS)
+    operations, values = probe(lines, points, bias, final)
+    first, second = [], []
+    for op, x in zip(operations, values, strict=True):
+        sign = 1.0 if bool((x >= 0).all()) else uniform(-1, 1, TRIALS, 1).sign()
+        r = uniform(-3, 3, TRIALS, 1) if op == "max" else sign * uniform(-7, 7, TRIALS, 1).exp()
+        other = uniform(-3, 3, TRIALS, 1) if op == "max" else sign * uniform(-7, 7, TRIALS, 1).exp()
+        near = r * uniform(-1, 1, TRIALS, 1).exp()
+        first.append(r)
+        second.append(torch.where(torch.arange(TRIALS)[:, None] % 2 == 0, near, other))
+    _, a = probe(lines, points, bias, lambda n, op, x: first[n])
+    _, b = probe(lines, points, bias, lambda n, op, x: second[n])
+    return [_separates(op, x, y) for op, x, y in zip(operations, a, b, strict=True)]
+
+
+def _separates(op, a, b):
+    known = torch.isfinite(a) & torch.isfinite(b)
+    a, b = torch.where(known, a, 0.0), torch.where(known, b, 0.0)  # 0 has any factor
+    crossed = a[:, :, None] * b[:, None, :]
+    scale = crossed.abs() + crossed.mT.abs() + 1e-300
+    factor = bool(((crossed - crossed.mT).abs() <= 1e-9 * scale).all())
+    if op == "sum":
+        return factor
+    summand = bool(((b - a) - (b - a)[:, :1]).abs().max() <= 1e-9)
+    return summand or (factor and bool((a * b >= 0).all()))
+
+
+RISING = torch.linspace(-200, 0, 41)
+ROWS = [  # scores that bring running and fixed maxima far from final ones, and a bias
+    *((row, torch.zeros(41)) for row in (RISING, RISING.flip(0), RISING + 60, RISING.flip(0) + 60)),
+    *((torch.full((41,), float(score)), torch.zeros(41)) for score in (200, 60, 40, -25, -40, -60, -200)),
+    (torch.tensor([0.5, 60.0, -3.0, 59.0, *[2.0] * 37]), torch.zeros(41)),
+    (RISING, -RISING),
+    (torch.full((41,), 60.0), torch.linspace(0, 50, 41)),
+]
+
+
+def in_range(lines):
+    """For each reduction, whether fp32 holds what would be summed wherever it holds the program itself.
+
+    Summed are values with running maxima, or with fixed ones: then the factor of the final ones, as it is at
+    scores of 0, must be in range too. Sums are fixed.
+    """
+    scores, bias = (torch.stack(part) for part in zip(*ROWS, strict=True))
+    _, whole = probe(lines, scores, bias, final)
+    held = torch.stack([torch.isfinite(x).all(-1) for x in whole]).all(0)
+
+    def holds(values):
+        return [bool((torch.isfinite(x).all(-1) | ~held).all()) for x in values]
+
+    by_running, by_fixed = (holds(probe(lines, scores, bias, scheme)[1]) for scheme in (running, fixed))
+    factors = holds(probe(lines, 0 * scores, 0 * bias, lambda n, op, x: final(n, op, whole[n]))[1])
+    return [x or (y and z) for x, y, z in zip(by_running, by_fixed, factors, strict=True)]
+
+
+def may_fuse(lines):
+    """Whether every reduction of the program can be part of one walk."""
+    return all(separates(lines)) and all(in_range(lines))
+
+
+# ---------------------------------------------------------------------------------------------- the tests
+
+
+def graph_of(lines, masked):
+    def plain(q: Q, k: K, v: V):
+        return fg.dot(run(lines, language(q, k, masked, None)), v, over="kv")
+
+    def biased(q: Q, k: K, v: V, bias: fg.Tensor["q kv"]):
+        return fg.dot(run(lines, language(q, k, masked, bias)), v, over="kv")
+
+    return fg.program(biased if "X.bias" in lines else plain).trace().graph
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def fused():
+    return {}
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_a_random_program(number, fused):
+    lines = written(number)
+    label = f"seed {SEED}, program {number}:\n{lines}"
+    graph = graph_of(lines, masked=number % 4 > 0)
+    derivation = derive(graph)
+    (stage,) = derivation.stages
+    fused[number] = len(stage.walks) == 1
+    assert fused[number] == may_fuse(lines), f"{label}\n{derivation.notes}"
+    values = arguments(graph, {**LENGTHS, "b": 1, "h": 2, "hk": 1, "q": 9, "kv": 13}, seed=number)
+    (expected,) = evaluate(graph, values)
+    for block_own, block_walk in ((16, 5), (9, 16)):
+        (out,) = interpret(derivation, graph, values, block_own=block_own, block_walk=block_walk)
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-10, msg=lambda text: f"{label}\n{text}")
+
+
+def test_enough_of_them_fuse(fused):
+    if len(fused) < COUNT:
+        pytest.skip("not all random programs ran in this process")
+    assert COUNT / 3 <= sum(fused.values()) <= 0.9 * COUNT
