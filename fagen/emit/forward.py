@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from fagen.derive.signs import positive
 from fagen.derive.unscale import common_factor, unscaled
@@ -31,14 +32,15 @@ from fagen.ir.graph import (
     Axis,
     Index,
     Input,
+    Load,
     Map,
     Node,
     Output,
     Random,
     Symbol,
 )
-from fagen.plan.layout import nearest
 from fagen.plan.cost import VECTOR
+from fagen.plan.layout import nearest
 from fagen.plan.plan import SharedTile
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
@@ -191,6 +193,8 @@ class WalkText:
     masked: str | None
     """What is -inf at an element that does not count, and then leaves every state as it is; None where each
     state is asked."""
+    bounds: tuple[str, str]
+    """Between which columns those lie that count in a row, as numbers of the row; "": the guard says more."""
     row: Sequence[Statement]
     """Row values that this pass needs, computed before it."""
     stores: StoresText | None
@@ -475,6 +479,7 @@ class LoopBuilder:
         self.several_features = len(features) > 1
 
     def build(self) -> ForwardLoop:
+        """All texts of the stage."""
         walks = []
         for number, walk in enumerate(self.stage.walks):
             walks.append(self.walk(number, walk))
@@ -542,11 +547,11 @@ class LoopBuilder:
         if factor is not ONE:
             return positive(factor) and self._at_most(inner, inner_top)
         if isinstance(x, Map) and x.op == "where" and x.args[2] is MINUS_INF:
-            conditions = _conjuncts(x.args[0])
+            conditions = conjuncts(x.args[0])
             value = next((m for m in self.maxima.values() if m[0] is x.args[1]), None)
             return (
                 value is not None
-                and all(condition in conditions for condition in _conjuncts(value[1]))
+                and all(condition in conditions for condition in conjuncts(value[1]))
                 and self._at_most(x.args[1], top)
             )
         if top in self.maxima and (x is self.maxima[top][0] or x is old(top)):
@@ -646,6 +651,7 @@ class LoopBuilder:
     # -------------------------------------------------------------------------------------------------- walks
 
     def walk(self, number: int, walk: Walk) -> WalkText:
+        """The texts of one pass along the walk axis."""
         several = len(self.stage.walks) > 1
         infix = f"{number}_" if several else ""
         scope, codes = self.scope, self.scope.codes
@@ -696,6 +702,8 @@ class LoopBuilder:
         guard_code = lower(walk.guard) if walk.guard is not TRUE else None
         if guard_code is not None:
             roots.insert(0, (guard_code, ELEMENT))
+        begins, ends = self.bounds(walk, lower) or ((), ())
+        roots += [(code, ELEMENT) for code in (*begins, *ends)]
         split = scope.split(roots)
         self.column += split.at(COLUMN)
         operands = dict.fromkeys((s.operand, s.features) for s in walk.states if s.operand and s.features)
@@ -760,6 +768,7 @@ class LoopBuilder:
             guard=split.text(guard_code, AND) if guard_code is not None else None,
             guard_comment=scope.shown(walk.guard),
             masked=self.masked(walk, lower, split),
+            bounds=(_extreme("maximum", begins, split), _extreme("minimum", ends, split)),
             row=row,
             stores=stores,
             tiles=tuple(tile for tile in views if not tile.chunked),
@@ -775,6 +784,10 @@ class LoopBuilder:
         """What a thread calls a state of one of its rows."""
         return f"row.{state.symbol.name}"
 
+    def bounds(self, walk: Walk, lower: Lowering) -> tuple[list[Code], list[Code]] | None:
+        """Columns of a row from and up to which elements count; None where the guard says more than that."""
+        return None
+
     def slack(self, state: State) -> str | None:
         """By how much a maximum may be exceeded before it is replaced; None where it may not."""
         return None
@@ -782,8 +795,8 @@ class LoopBuilder:
     def masked(self, walk: Walk, lower: Lowering, split: Split) -> str | None:
         """A value of each element that stands, where it is -inf, for an element that does not count.
 
-        Proved for every state: with -inf in its place, nothing is added to it. On tensor cores a term that
-        does not count is a product with 0 in any case.
+        Proved for every state: with -inf in its place, and nothing else that may be infinite, nothing is added
+        to it. On tensor cores a term that does not count is a product with 0 in any case.
         """
         if (
             self.kernel.tiling not in ON_TENSOR_CORES
@@ -791,14 +804,20 @@ class LoopBuilder:
             or any(term_of(s)[1] for s in walk.states)
         ):
             return None
-        products = [product.symbol for product in walk.products]
-        for value in (*products, *(state.value for state in walk.states if state.op == "max")):
-            ends = [limits(ir.substitute(state.value, {value: MINUS_INF})) for state in walk.states]
+        for value in (state.value for state in walk.states if state.op == "max"):
+            rests = [ir.substitute(state.value, {value: MINUS_INF}) for state in walk.states]
             neutral = [MINUS_INF if state.op == "max" else ZERO for state in walk.states]
             text = split.text(lower(value))
-            if walk.states and ends == neutral and text.endswith("[c]"):
+            alone = not any(self.is_read(node) for rest in rests for node in ir.walk([rest]))
+            if alone and [limits(rest) for rest in rests] == neutral and text.endswith("[c]"):
                 return text
         return None
+
+    def is_read(self, node: Node) -> bool:
+        """Whether ``node`` is a number of each element, or of each column, that may be anything."""
+        return (
+            isinstance(node, Input | Load | Symbol) and node.kind == "float" and self.walk_axis in node.axes
+        )
 
     def equation(self, state: State) -> str:
         """How a state is updated by a tile."""
@@ -831,6 +850,7 @@ class LoopBuilder:
         return StoresText(self.walk_axis, "", "COLUMNS", 1, split.at(ELEMENT), stores), list(split.at(ROW))
 
     def store(self, target: str, value: str, output: Output, tensor: Tensor) -> StoreText:
+        """The text of an output."""
         equation = f"{tensor.name} = {self.scope.shown(output.node)}"
         return StoreText(target, value, equation, tensor)
 
@@ -929,6 +949,12 @@ def old(symbol: Node) -> Symbol:
     return Symbol(f"{symbol.name}_old", symbol.over, symbol.stored)
 
 
+def _extreme(op: str, codes: Sequence[Code], split: Split) -> str:
+    """The largest or smallest of ``codes``."""
+    texts = [split.text(code) for code in codes]
+    return reduce(lambda x, y: f"{op}({x}, {y})", texts) if texts else ""
+
+
 def _symbols(x: Node) -> set[Node]:
     return {node for node in ir.walk([x]) if isinstance(node, Symbol)}
 
@@ -939,7 +965,7 @@ def term_of(state: State) -> tuple[Node, Node | None]:
     if state.operand is not None and not state.features:
         return ir.mul(value, state.operand), None
     if state.features and isinstance(value, Map) and value.op == "where" and value.args[2] is ZERO:
-        conditions = _conjuncts(value.args[0])
+        conditions = conjuncts(value.args[0])
         exists = [c for c in conditions if not any(isinstance(n, Symbol | Random) for n in ir.walk([c]))]
         if exists:
             rest = ir.conjunction(*(c for c in conditions if c not in exists))
@@ -947,7 +973,8 @@ def term_of(state: State) -> tuple[Node, Node | None]:
     return value, None
 
 
-def _conjuncts(condition: Node) -> tuple[Node, ...]:
+def conjuncts(condition: Node) -> tuple[Node, ...]:
+    """The conditions all of which must hold."""
     if condition is TRUE:
         return ()
     return condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)

@@ -40,9 +40,10 @@ extent  how many positions a memory axis has; 1 where it broadcasts
 length  of an axis of the program
 scalar  the argument at a position
 seed    the address of a 64-bit seed
-map     how a tensor is copied in boxes: the places of its row and its column axis, rows of a box, columns of a panel
+map     how a tensor is copied in boxes: the places of its row and its column axis, rows of a box, columns of
+        a panel
 counter the address of a number that is 0 before and after a launch, and no other launch's
-section how many positions of the grid's axes share a cache: of which each reads so many bytes for each position
+section how many positions of the grid's axes share a cache, each reading so many bytes for each position
         along an axis; 0 bytes: one
 """
 

@@ -13,6 +13,7 @@ from fagen.emit.params import Field, Parameters
 from fagen.emit.prepare import preparations
 from fagen.emit.product import product
 from fagen.emit.render import laid_out, render
+from fagen.emit.roles import forward_roles
 from fagen.emit.rowwise import rowwise
 from fagen.emit.scope import Routines, Scope, axis_name
 from fagen.ir.graph import Axis
@@ -21,6 +22,7 @@ from fagen.version import VERSION
 
 _SCHEDULES: Mapping[str, tuple[Callable[[Scope], Any], bool]] = {
     "forward_loop": (forward_loop, False),
+    "forward_roles": (forward_roles, False),
     "product": (product, True),
     "rowwise": (rowwise, True),
 }

@@ -11,8 +11,8 @@
 //   Ring<STAGES> at                      a position in buffers used in turn: at.stage(), at.parity(), at.next()
 //   Pipe<STAGES> pipe(address)           Pipe::BYTES of barriers for them: filled by copies, freed by their readers
 //   pipe.init(readers)                   by one thread; so many arrivals free a buffer
-//   pipe.fill(at, bytes)                 by the thread that fills: waits until the buffer is free, announces the bytes
-//                                        and gives the barrier on which the copies report
+//   pipe.wait_free(at)                   by the thread that fills: until the buffer is free
+//   pipe.fill(at, bytes)                 by it, then: announces the bytes and gives the barrier on which copies report
 //   pipe.wait(at)                        until the buffer is filled
 //   pipe.free(at)                        by one thread of each reader, once all of its threads have waited and read
 #pragma once
@@ -87,8 +87,9 @@ struct Pipe {
     }
   }
 
+  __device__ __forceinline__ void wait_free(Ring<STAGES> at) const { ::wait(freed(at.stage()), at.parity() ^ 1); }
+
   __device__ __forceinline__ Barrier fill(Ring<STAGES> at, uint32 bytes) const {
-    ::wait(freed(at.stage()), at.parity() ^ 1);
     arrive_expecting(filled(at.stage()), bytes);
     return filled(at.stage());
   }

@@ -6,17 +6,11 @@
 //   fill_operand<THREADS, COLUMNS>(tile, first, length, element)
 //       the same for element(first + i, j), a float, which is rounded; done at once
 //   store_pair(pointer, pair)   two numbers, rounded, one access; the address is a multiple of their size
-//   Known<VALUE>   a number known when the kernel is compiled, as an argument: known.value
 #pragma once
 
 #include <async.cuh>
 #include <math.cuh>
 #include <mma.cuh>
-
-template <bool VALUE>
-struct Known {
-  static constexpr bool value = VALUE;
-};
 
 // A team of neighbouring threads copies a row, so that the addresses of a thread differ by constants.
 template <int THREADS, int COLUMNS, class T, int ROWS, int WIDTH>

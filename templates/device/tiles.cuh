@@ -19,6 +19,8 @@
 //   next_tile<BLOCK>(begin, end, from)
 //       the first multiple of BLOCK from `from` on where a tile meets one of the ranges begin[i] .. end[i] - 1;
 //       the largest int32 if there is none
+//   previous_tile<BLOCK>(begin, end, before)
+//       the last multiple of BLOCK before `before` where a tile meets one of the ranges; -1 if there is none
 //   partition_point(length, below)    how many of 0 .. length - 1 come before the first at which below(i) is false
 #pragma once
 
@@ -144,6 +146,17 @@ __device__ __forceinline__ int next_tile(const int (&begin)[N], const int (&end)
     if (start < end[i] && start < next) next = start;
   }
   return next;
+}
+
+template <int BLOCK, int N>
+__device__ __forceinline__ int previous_tile(const int (&begin)[N], const int (&end)[N], int before) {
+  int previous = -1;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int last = (end[i] - 1) / BLOCK * BLOCK, start = last < before ? last : before - BLOCK;
+    if (begin[i] < end[i] && start >= begin[i] / BLOCK * BLOCK && start > previous) previous = start;
+  }
+  return previous;
 }
 
 template <class Below>

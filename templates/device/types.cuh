@@ -4,6 +4,7 @@
 //   fp16 bf16 fp32                 storage types; arithmetic is done in float
 //   to_float(x)                    exact; from fp16, bf16, fp32
 //   from_float<T>(x)               round to nearest even; a NaN becomes 0x7fff
+//   Known<VALUE>                   a truth value known when the kernel is compiled, as an argument: known.value
 //   Vec<T, N>                      N elements in at most 16 bytes, aligned to its size; v[i]
 //   load_vector<N>(pointer)        one access; the address must be a multiple of N * sizeof(T)
 //   store_vector(pointer, v)       the same
@@ -66,6 +67,11 @@ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
 #endif
   return result;
 }
+
+template <bool VALUE>
+struct Known {
+  static constexpr bool value = VALUE;
+};
 
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vec {

@@ -57,8 +57,11 @@ struct Pipe {
     }
   }
 
-  Barrier fill(Ring<STAGES> at, uint32 bytes, int line = __builtin_LINE()) const {
+  void wait_free(Ring<STAGES> at, int line = __builtin_LINE()) const {
     ::wait(freed(at.stage()), at.parity() ^ 1, line);
+  }
+
+  Barrier fill(Ring<STAGES> at, uint32 bytes, int line = __builtin_LINE()) const {
     arrive_expecting(filled(at.stage()), bytes, line);
     return filled(at.stage());
   }

@@ -78,6 +78,11 @@ inline bf16 from_float<bf16>(float x) {
   return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
 
+template <bool VALUE>
+struct Known {
+  static constexpr bool value = VALUE;
+};
+
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vec {
   static_assert(N * sizeof(T) <= 16, "a vector is at most one 16-byte access");

@@ -120,6 +120,7 @@ __device__ __forceinline__ void produce(const Params& p) {
     const int b = work.head / p.q_heads, h = work.head - b * p.q_heads, hk = h / p.group;
     store_vector(works, q_at.count % 4 * 4, Vec<int32, 4>{work.q_first, work.head, work.begin, work.end});
     const auto load_q = [&](int group) {
+      q_pipe(group).wait_free(q_at);
       const Barrier filled = q_pipe(group).fill(q_at, QTile::BYTES);
       load_tile(q_tile(q_at.stage(), group), p.Q, filled, work.q_first + 64 * group, h, b);
     };
@@ -127,16 +128,21 @@ __device__ __forceinline__ void produce(const Params& p) {
     const int claim = minimum(work.begin + 1, work.end - 1);
     load_q(0);
     for (int tile = work.end - 1; tile >= work.begin; --tile, at.next()) {
+      k_pipe.wait_free(at);
       load_tile(k_tile(at.stage()), p.K, k_pipe.fill(at, KTile::BYTES), tile * BLOCK_KV, hk, b);
       if (tile == work.end - 1) {
         for (int group = 1; group < GROUPS; ++group) load_q(group);
       }
       if (tile == claim) number = gridDim.x + fetch_cyclic(p.counter, count);
+      v_pipe.wait_free(at);
       load_tile(v_tile(at.stage()), p.V, v_pipe.fill(at, KTile::BYTES), tile * BLOCK_KV, hk, b);
     }
   }
   store_vector(works, q_at.count % 4 * 4, Vec<int32, 4>{0, -1, 0, 0});
-  for (int group = 0; group < GROUPS; ++group) q_pipe(group).fill(q_at, 0);
+  for (int group = 0; group < GROUPS; ++group) {
+    q_pipe(group).wait_free(q_at);
+    q_pipe(group).fill(q_at, 0);
+  }
 }
 
 // What a thread knows of one of its two rows, and keeps from tile to tile.
