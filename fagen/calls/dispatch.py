@@ -19,6 +19,7 @@ from fagen.calls.prepared import OnEmulator, OnGpu, draw_seed, output_shapes
 from fagen.calls.values import (
     DTYPE_OF,
     Values,
+    aligned,
     autocast_dtype,
     autocasts,
     check_dtypes,
@@ -77,7 +78,8 @@ def compute(graph: Graph, given: Sequence[Any], options: Options, kernel: Compil
         kind = value.__class__
         if kind in _PLAIN:
             device = value.device
-            facts += (value.dtype, device, value.shape, value.stride(), value.requires_grad, value.is_neg())
+            facts += (value.dtype, device, value.shape, value.stride(), value.data_ptr() % 16)
+            facts += (value.requires_grad, value.is_neg())
         elif isinstance(value, Tensor):
             return _call_subclass(graph, given, options, kernel)
         else:
@@ -148,6 +150,7 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
         kernel = compile_problem(_problem(values, options.family, sizes))
     else:
         _check_kernel(kernel, values, sizes)
+        kernel = compile_problem(kernel.problem.read_as(aligned(values)))
     run: Run
     if all(0 in shape for shape in output_shapes(graph, sizes)):
         run = partial(empty_outputs, graph)
@@ -224,7 +227,8 @@ def empty_outputs(graph: Graph, given: Sequence[Any]) -> Outputs:
 
 def _problem(values: Values, family: str | None, sizes: Mapping[Axis, int]) -> Problem:
     """What is planned for a call."""
-    return problem_of(values.graph, arch_of(values.device), family, storages(values), sizes)
+    problem = problem_of(values.graph, arch_of(values.device), family, storages(values), sizes)
+    return problem.read_as(aligned(values))
 
 
 @lru_cache(maxsize=64)

@@ -180,3 +180,21 @@ def storages(values: Values) -> tuple[Storage, ...]:
             )
         found.append(storage)
     return tuple(found)
+
+
+def aligned(values: Values) -> tuple[bool, ...]:
+    """For each tensor, whether its rows may be read 16 bytes at a time (`Problem.aligned`); empty if all may.
+
+    It matters for 16-bit tensors alone.
+    """
+    found = tuple(tensor.itemsize != 2 or _is_aligned(tensor) for _, tensor in values.inputs)
+    return () if all(found) else found
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    if tensor.dim() == 0 or tensor.data_ptr() % 16:
+        return False
+    *steps, last = (
+        stride if extent != 1 else 0 for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return last <= 1 and all(step * tensor.itemsize % 16 == 0 for step in steps)

@@ -4,7 +4,7 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from fagen.derive.intervals import RangePlan
@@ -54,6 +54,14 @@ class Problem:
     aligned: tuple[bool, ...] = ()
     """For each tensor argument, whether its address and all its strides but the last, which is 1, are
     multiples of 16 bytes; empty: all are."""
+
+    def read_as(self, aligned: tuple[bool, ...]) -> Problem:
+        """The problem for tensors of which at most these are ``aligned``; simt looks for itself."""
+        if not aligned or self.family == "simt":
+            return self
+        known = self.aligned or (True,) * len(aligned)
+        both = tuple(a and b for a, b in zip(known, aligned, strict=True))
+        return self if both == known else replace(self, aligned=both)
 
     def is_aligned(self, tensor: Input) -> bool:
         """Whether rows of ``tensor`` can be read 16 bytes at a time; what a plan stores itself can't be
