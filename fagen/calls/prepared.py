@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fagen.calls.values import DTYPE_OF, Values
 from fagen.compile import Compiled
-from fagen.emit.params import Field, TensorId
+from fagen.emit.params import Field, TensorId, has_maps
 from fagen.errors import UsageError
 from fagen.ir.graph import Axis, Graph
 from fagen.ir.show import length_name
@@ -28,8 +28,10 @@ from fagen.plan.plan import STORAGE_BYTES
 from fagen.run import launch
 from fagen.run.emulate import Checker, Memory, Schedule
 from fagen.run.recipe import Packer, Recipe, blocks
+from fagen.run.tensor_map import TensorMap
 from fagen.torch_op import Outputs
 
+_MOST_MAPS = 4096  # of a tensor, by its address, before they are forgotten
 _SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
@@ -59,6 +61,7 @@ class _Tensor:
     place: int
     shape: tuple[int, ...]
     steps: tuple[int, ...]
+    layout: tuple[Axis, ...]
 
     @property
     def empty(self) -> bool:
@@ -70,6 +73,17 @@ def _steps(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(stride if extent != 1 else 0 for extent, stride in zip(shape, strides, strict=True))
 
 
+_NEAR = 16  # bytes from one position to the next along an axis that has only one
+_FEW_BYTES, _FEW = 1 << 18, 4
+
+
+def section(bytes_: int, most: int) -> int:
+    """How many heads share a cache, of each of which so many bytes are read; few where these are few."""
+    if not bytes_:
+        return 1
+    return _FEW if bytes_ <= _FEW_BYTES else max(most // bytes_, 1)
+
+
 class _Memory:
     """All memory of a call in one order: values, outputs, buffers, then a few words that are no tensor's."""
 
@@ -79,19 +93,23 @@ class _Memory:
         self._tensors: dict[TensorId, _Tensor] = {}
         for argument, tensor in values.inputs:
             steps = _steps(tensor.shape, tensor.stride())
-            found = _Tensor(argument.position, tuple(tensor.shape), steps)
+            found = _Tensor(argument.position, tuple(tensor.shape), steps, argument.layout)
             self._tensors["argument", argument.position] = found
         place = len(graph.arguments)
-        for i, shape in enumerate(output_shapes(graph, sizes)):
-            self._tensors["output", i] = _Tensor(place + i, shape, _steps(shape, contiguous(shape)))
+        for i, (shape, output) in enumerate(zip(output_shapes(graph, sizes), graph.outputs, strict=True)):
+            steps = _steps(shape, contiguous(shape))
+            self._tensors["output", i] = _Tensor(place + i, shape, steps, output.layout)
         place += len(graph.outputs)
         for i, buffer in enumerate(recipe.buffers):
             shape = buffer.shape(sizes)
-            self._tensors["buffer", i] = _Tensor(place + i, shape, _steps(shape, contiguous(shape)))
+            steps = _steps(shape, contiguous(shape))
+            self._tensors["buffer", i] = _Tensor(place + i, shape, steps, buffer.axes)
         self.words = place + len(recipe.buffers)
 
     def place(self, tensor: TensorId | None) -> int:
         """Where the memory of an address stands; the seed's, and that of an empty tensor, are the words."""
+        if tensor is not None and tensor[0] == "counter":
+            return self.words + 1
         if tensor is None or self._tensors[tensor].empty:
             return self.words
         return self._tensors[tensor].place
@@ -104,13 +122,38 @@ class _Memory:
             return self._tensors[field.source[1]].steps[field.source[2]]
         if field.source[0] == "extent":
             return self._tensors[field.source[1]].shape[field.source[2]]
+        if field.source[0] == "section":
+            _, axis, bytes_, most = field.source
+            return section(length_of(axis, self._sizes) * bytes_, most)
         return None
+
+    def map(self, field: Field) -> Callable[[int], TensorMap]:
+        """How the tensor of a field at an address is copied."""
+        assert field.source[0] == "map"
+        _, tensor, storage, row, column, rows, panel = field.source
+        assert storage in ("fp16", "bf16")
+        found = self._tensors[tensor]
+        columns = found.shape[column]
+        boxed = panels = columns // panel if columns % panel == 0 else 1
+        others = [i for i in reversed(range(len(found.shape))) if i not in (row, column)]
+        axes = [(length_of(found.layout[i], self._sizes), found.steps[i]) for i in (row, *others)]
+        axes += [(1, 0)] * (3 - len(axes))
+        if found.empty:
+            columns, panels, axes = 8, 1, [(1, 0)] * 3
+        (tall, row_step), *rest = ((length, _NEAR if length == 1 else 2 * step) for length, step in axes)
+        lengths = (columns // panels, tall, panels, rest[0][0], rest[1][0])
+        strides = (row_step, 2 * panel, rest[0][1], rest[1][1])
+        box = (panel, rows, boxed, 1, 1)
+        return lambda address: TensorMap(address, storage, lengths, strides, box)
 
 
 class Prepared:
-    """Calls of one kernel with known facts. Subclasses say where memory lies and who runs the launches."""
+    """Calls of one kernel with known facts. Subclasses say where memory lies and who runs the launches.
 
-    def __init__(self, values: Values, recipe: Recipe, sizes: Mapping[Axis, int]) -> None:
+    ``most_blocks`` is how many of a kernel's blocks that take one work after another are launched.
+    """
+
+    def __init__(self, values: Values, recipe: Recipe, sizes: Mapping[Axis, int], most_blocks: int) -> None:
         graph, memory = values.graph, _Memory(values, recipe, sizes)
         self.name = graph.name
         self.device = values.device
@@ -124,7 +167,9 @@ class Prepared:
             for buffer in recipe.buffers
         ]
         try:
-            self.packer = Packer(recipe.fields, memory.known)
+            self.packer = Packer(
+                recipe.fields, memory.known, lambda field: _remembered(memory.map(field), self.encoded)
+            )
         except struct.error:
             lengths = {length_name(axis): length for axis, length in sizes.items()}
             raise UsageError(
@@ -135,17 +180,27 @@ class Prepared:
         self.spare = memory.words in self.places and not self.random
         self._names = [argument.name for argument in graph.arguments]
         self.launches = [
-            (function.name, (count, 1, 1), (function.threads, 1, 1), function.shared_bytes)
+            (
+                function.name,
+                (min(count, most_blocks) if function.persistent else count, 1, 1),
+                (function.threads, 1, 1),
+                function.shared_bytes,
+            )
             for function in recipe.functions
             if (count := blocks(function, sizes))
         ]
-        for _, (count, _, _), _, _ in self.launches:
+        for count in (blocks(function, sizes) for function in recipe.functions):
             if count > launch.GRID_LIMIT:
                 raise UsageError(
                     f"the call takes {count:,} blocks, and a launch has at most {launch.GRID_LIMIT:,}",
                     call=self.name,
                     works="call it on parts of the batch",
                 )
+
+    @staticmethod
+    def encoded(map_: TensorMap) -> bytes:
+        """A tensor map as who runs the launches reads it."""
+        raise NotImplementedError
 
     def allocate(self, memory: list[Any], make: Callable[[int], Tensor]) -> None:
         """Add the buffers to ``memory``, those that follow one another in the same place as one."""
@@ -167,6 +222,23 @@ class Prepared:
             ) from None
 
 
+def _remembered(
+    map_: Callable[[int], TensorMap], encoded: Callable[[TensorMap], bytes]
+) -> Callable[[int], bytes]:
+    """The bytes of a map by the address of its tensor, made once for each."""
+    known: dict[int, bytes] = {}
+
+    def of(address: int) -> bytes:
+        found = known.get(address)
+        if found is None:
+            if len(known) >= _MOST_MAPS:
+                known.clear()
+            found = known[address] = encoded(map_(address))
+        return found
+
+    return of
+
+
 def draw_seed(device: torch.device) -> Tensor:
     """A 64-bit seed from torch's generator of a device, on the device."""
     return torch.randint(*_SEED_RANGE, (1,), dtype=torch.int64, device=device)
@@ -178,12 +250,22 @@ class OnGpu(Prepared):
     def __init__(self, values: Values, kernel: Compiled, sizes: Mapping[Axis, int]) -> None:
         index = values.device.index
         binary = kernel.binary(torch.cuda.get_device_capability(index))
-        super().__init__(values, binary.recipe, sizes)
+        most_blocks = torch.cuda.get_device_properties(index).multi_processor_count
+        super().__init__(values, binary.recipe, sizes, most_blocks)
         self._gpu = launch.gpu(index)
         shared = {each.name: each.shared_bytes for each in binary.recipe.functions}
         functions = self._gpu.functions(binary.key, binary.image, shared)
         self.launches = [(functions[function], *rest) for function, *rest in self.launches]
         self._words = torch.zeros(2, dtype=torch.int64, device=values.device) if self.spare else None
+        self._counts = ("counter", 0) in self.packer.data
+        self._lead = b""
+        if has_maps(binary.recipe.fields):
+            self._lead = bytes(self._gpu.parameter_offset(binary.key, binary.image, list(functions)))
+
+    @staticmethod
+    def encoded(map_: TensorMap) -> bytes:
+        """A tensor map as the GPU reads it."""
+        return map_.for_gpu()
 
     def __call__(self, given: Sequence[Any]) -> Outputs:
         """The outputs, queued on the current stream."""
@@ -194,9 +276,12 @@ class OnGpu(Prepared):
         memory = [*given, *outputs]
         if self.buffers:
             self.allocate(memory, lambda size: torch.empty(size, dtype=torch.uint8, device=device))
+        stream = self._gpu.current_stream()
         memory.append(draw_seed(device) if self.random else self._words)
-        params = self.pack(memory, given)
-        self._gpu.launch([(*each, params) for each in self.launches], self._gpu.current_stream())
+        if self._counts:
+            memory.append(self._gpu.counter(stream))
+        params = self._lead + self.pack(memory, given)
+        self._gpu.launch([(*each, params) for each in self.launches], stream)
         return outputs
 
 
@@ -211,6 +296,7 @@ class Emulation:
     workers: int = min(os.cpu_count() or 1, 8)
 
 
+_EMULATED_BLOCKS = 3  # that take one work after another: some take several
 _USUAL = Emulation()
 _emulation: ContextVar[Emulation] = ContextVar("emulation", default=_USUAL)
 
@@ -230,8 +316,13 @@ class OnEmulator(Prepared):
 
     def __init__(self, values: Values, kernel: Compiled, sizes: Mapping[Axis, int]) -> None:
         recipe = kernel.emulated_recipe
-        super().__init__(values, recipe, sizes)
+        super().__init__(values, recipe, sizes, _EMULATED_BLOCKS)
         self._kernel = kernel
+
+    @staticmethod
+    def encoded(map_: TensorMap) -> bytes:
+        """A tensor map as the emulator reads it."""
+        return map_.for_emulator()
 
     def __call__(self, given: Sequence[Any]) -> Outputs:
         """The outputs, when all threads have ended."""
@@ -241,6 +332,7 @@ class OnEmulator(Prepared):
         memory = [*given, *outputs]
         self.allocate(memory, lambda size: torch.full((size,), 255, dtype=torch.uint8))
         memory.append(draw_seed(self.device) if self.random else torch.zeros(2, dtype=torch.int64))
+        memory.append(torch.zeros(1, dtype=torch.int32))
         params = self.pack(memory, given)
         settings = _emulation.get()
         kernels = self._kernel.emulated(settings.checker)

@@ -18,8 +18,9 @@ from fagen.ir.graph import Axis, Contract, Graph, Input, Load, Node, Output, Red
 from fagen.ir.show import LENGTHS, join_heads, show
 from fagen.plan.plan import Plan, Storage
 
-TensorId: TypeAlias = tuple[Literal["argument", "output", "buffer"], int]
-"""An argument of the program by its position, an output by its place, a buffer of the plan by its place."""
+TensorId: TypeAlias = tuple[Literal["argument", "output", "buffer", "counter"], int]
+"""An argument of the program by its position, an output by its place, a buffer of the plan by its place; a
+number that launches count with."""
 
 Source: TypeAlias = (
     tuple[Literal["data"], TensorId]
@@ -28,7 +29,7 @@ Source: TypeAlias = (
     | tuple[Literal["length"], Axis]
     | tuple[Literal["scalar"], int]
     | tuple[Literal["seed"]]
-    | tuple[Literal["map"], TensorId, int, int, int, int]
+    | tuple[Literal["map"], TensorId, Storage, int, int, int, int]
     | tuple[Literal["counter"]]
     | tuple[Literal["section"], Axis, int, int]
 )
@@ -40,8 +41,8 @@ extent  how many positions a memory axis has; 1 where it broadcasts
 length  of an axis of the program
 scalar  the argument at a position
 seed    the address of a 64-bit seed
-map     how a tensor is copied in boxes: the places of its row and its column axis, rows of a box, columns of
-        a panel
+map     how a tensor is copied in boxes: its storage, the places of its row and its column axis, rows of a
+        box, columns of a panel
 counter the address of a number that is 0 before and after a launch, and no other launch's
 section how many positions of the grid's axes share a cache, each reading so many bytes for each position
         along an axis; 0 bytes: one
@@ -86,13 +87,14 @@ def has_maps(fields: Iterable[Field]) -> bool:
 
 
 def struct_format(fields: Sequence[Field]) -> str:
-    """The struct for the module `struct`: a letter for each member after the first, which says "as C
-    aligns"."""
-    codes = [
-        "P" if field.ctype.endswith("*") else _FORMATS[field.ctype] for field in fields
-    ]  # maps come first
-    widest = "q" if any(code in "Pq" for code in codes) else "i"
-    return "@" + "".join(codes) + f"0{widest}"
+    """The struct for the module `struct`: after "@", which says "as C aligns", a code for each member."""
+    codes = codes_of(fields)
+    return "@" + "".join(codes) + f"0{'q' if any(code in 'Pq' for code in codes) else 'i'}"
+
+
+def codes_of(fields: Sequence[Field]) -> list[str]:
+    """A code of the module `struct` for each member; maps, which it does not align, come first."""
+    return ["P" if field.ctype.endswith("*") else _FORMATS[field.ctype] for field in fields]
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class Parameters:
         number = 0
         while True:
             name = f"{tensor.name}_map{number or ''}"
-            field = Field(name, "TensorMap", ("map", tensor.id, *places, box_rows, panel))
+            field = Field(name, "TensorMap", ("map", tensor.id, tensor.storage, *places, box_rows, panel))
             if self._maps.setdefault(name, field) == field:
                 return f"p.{name}"
             number += 1
@@ -304,7 +306,7 @@ class Parameters:
             if field.source[0] == "map":
                 tensor = self.tensors[field.source[1]]
                 called = f"  {tensor.called}" if tensor.called else ""
-                box = f"in boxes of {field.source[4]} rows"
+                box = f"in boxes of {field.source[5]} rows"
                 lines.append(f"TensorMap {field.name};  // {tensor.shape}{called}, {box}")
         for tensor in self.tensors.values():
             mine = [

@@ -34,13 +34,15 @@ class Function:
     """How a kernel is launched: one-dimensional, ``threads`` a block.
 
     The number of blocks is the product over ``grid`` of an axis' length divided by the block's positions,
-    rounded up. A launch of no blocks does nothing and is left out.
+    rounded up. A launch of no blocks does nothing and is left out. ``persistent`` blocks take one such work
+    after another: of them there is one for each multiprocessor.
     """
 
     name: str
     threads: int
     shared_bytes: int
     grid: tuple[tuple[Axis, int], ...]
+    persistent: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def emit(plan: Plan) -> Emitted:
             kernel.threads,
             kernel.shared_bytes,
             tuple(kernel.grid.items()),
+            kernel.roles is not None,
         )
         for kernel in plan.kernels
     )

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from fagen.errors import LaunchError, ToolchainError
+from fagen.run.tensor_map import driver
 
 Launch: TypeAlias = "tuple[Any, tuple[int, int, int], tuple[int, int, int], int, bytes]"
 """A loaded function, its grid, its block, bytes of dynamic shared memory, the bytes of its parameters."""
@@ -45,6 +46,8 @@ class Gpu:
         self._lock = threading.RLock()
         self._loaded: dict[str, Mapping[str, Any]] = {}
         self._sides: dict[int, _Side] = {}
+        self._counters: dict[int, Any] = {}
+        self._offsets: dict[str, int] = {}
 
     def functions(self, key: str, image: bytes, shared_bytes: Mapping[str, int]) -> Mapping[str, Any]:
         """The functions of a compiled image by name, loaded once for each ``key``.
@@ -65,6 +68,35 @@ class Gpu:
     def current_stream(self) -> int:
         """The handle of torch's current stream on this GPU; 0 is its default."""
         return self._stream(self.index)
+
+    def counter(self, stream: int) -> Any:
+        """A number on the device, 0 between launches, that those of one stream count with.
+
+        A launch that is captured has a number of its own: it may be replayed beside others.
+        """
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            return torch.zeros(1, dtype=torch.int32, device=f"cuda:{self.index}")
+        found = self._counters.get(stream)
+        if found is None:
+            with self._lock:
+                found = self._counters.get(stream)
+                if found is None:
+                    made = torch.zeros(1, dtype=torch.int32, device=f"cuda:{self.index}")
+                    found = self._counters[stream] = made
+        return found
+
+    def parameter_offset(self, key: str, image: bytes, names: Sequence[str]) -> int:
+        """Bytes before the parameter of functions of an image, where they are given it.
+
+        A parameter aligned to more than 16 bytes does not begin at 0, and pycuda does not say where.
+        """
+        found = self._offsets.get(key)
+        if found is None:
+            with self._lock, self._current(), _capture_relaxed():
+                found = self._offsets[key] = _parameter_offset(image, names)
+        return found
 
     def launch(self, launches: Sequence[Launch], stream: int) -> None:
         """Put launches on torch's stream of the handle ``stream`` (0: its default), in order.
@@ -192,6 +224,26 @@ def _stream_of_torch() -> Callable[[int], int]:
 
     direct = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls
     return direct or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
+
+
+def _parameter_offset(image: bytes, names: Sequence[str]) -> int:
+    """Where the one parameter of all functions ``names`` begins."""
+    cuda = driver()
+
+    def given(result: Any) -> Any:
+        status, *values = result
+        if status != cuda.CUresult.CUDA_SUCCESS:
+            raise LaunchError("the driver does not say where a parameter begins", values={"reason": status})
+        return values
+
+    (module,) = given(cuda.cuModuleLoadData(image))
+    try:
+        functions = [given(cuda.cuModuleGetFunction(module, name.encode()))[0] for name in names]
+        offsets = {int(given(cuda.cuFuncGetParamInfo(function, 0))[0]) for function in functions}
+    finally:
+        cuda.cuModuleUnload(module)
+    (offset,) = offsets
+    return offset
 
 
 def _immortal(thing: Any) -> Any:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
-from fagen.emit.params import Field, TensorId, struct_format
+from fagen.emit.params import Field, TensorId, codes_of, pack
 from fagen.emit.program import Emitted, Function
 from fagen.ir.graph import Axis
 from fagen.plan.plan import Buffer, Plan, Storage
@@ -61,44 +61,68 @@ def _tuples(value: Any) -> Any:
 
 def offsets_of(fields: Sequence[Field]) -> tuple[int, ...]:
     """Where each member of the struct starts, in bytes."""
-    letters = struct_format(fields)
-    return tuple(struct.calcsize(f"{letters[: i + 1]}0{letters[i + 1]}") for i in range(len(fields)))
+    codes = codes_of(fields)
+    return tuple(
+        struct.calcsize(f"@{''.join(codes[:i])}{'' if code.endswith('s') else '0' + code}")
+        for i, code in enumerate(codes)
+    )
+
+
+Encode: TypeAlias = Callable[[int], bytes]
+"""From the address of a tensor to a member of the struct."""
 
 
 class Packer:
     """Fills the parameter struct of one call: what its shapes decide stands, each call adds the rest.
 
-    ``known`` gives a field's value where shapes decide it, else None. ``data`` says whose addresses a call
-    gives, in this order (None: the seed's), and ``scalars`` the positions of the arguments whose values.
+    ``known`` gives a field's value where shapes decide it, else None, and ``encode`` how a tensor map follows
+    from an address. ``data`` says whose addresses a call gives, in this order (None: the seed's), and
+    ``scalars`` the positions of the arguments whose values.
     """
 
-    __slots__ = ("_addresses", "_numbers", "_pieces", "data", "offsets", "scalars")
+    __slots__ = ("_addresses", "_maps", "_numbers", "_pieces", "data", "offsets", "scalars")
 
-    def __init__(self, fields: Sequence[Field], known: Callable[[Field], int | None]) -> None:
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        known: Callable[[Field], int | None],
+        encode: Callable[[Field], Encode] | None = None,
+    ) -> None:
+        codes, offsets = codes_of(fields), offsets_of(fields)
         values = [known(field) for field in fields]
-        letters, offsets = struct_format(fields), offsets_of(fields)
-        whole = struct.pack(letters, *(0 if value is None else value for value in values))
+        zeros = [b"" if code.endswith("s") else 0 for code in codes]
+        whole = pack(fields, [z if value is None else value for z, value in zip(zeros, values, strict=True)])
         self.data: list[TensorId | None] = []
         self.scalars: list[int] = []
         self.offsets: list[int] = []
         self._addresses: list[int] = []
+        self._maps: list[tuple[int, Encode]] = []
         self._numbers: list[tuple[int, Callable[[float], bytes]]] = []
         self._pieces: list[bytes] = []  # what stands between the members each call gives, and room for those
+        of_maps: list[tuple[TensorId, int]] = []
         done = 0
-        for field, offset, letter in zip(fields, offsets, letters[1:], strict=False):
+        for field, offset, code in zip(fields, offsets, codes, strict=True):
             source = field.source
-            if source[0] not in ("data", "seed", "scalar"):
+            if source[0] not in ("data", "seed", "counter", "map", "scalar"):
                 continue
             self._pieces += [whole[done:offset], b""]
             place = len(self._pieces) - 1
-            done = offset + struct.calcsize(letter)
+            done = offset + struct.calcsize(code)
             if source[0] == "scalar":
-                self._numbers.append((place, struct.Struct(letter).pack))
+                self._numbers.append((place, struct.Struct(code).pack))
                 self.scalars.append(source[1])
-                continue
-            self._addresses.append(place)
-            self.data.append(source[1] if source[0] == "data" else None)
-            self.offsets.append(offset)
+            elif source[0] == "map":
+                assert encode is not None
+                self._maps.append((place, encode(field)))
+                of_maps.append((source[1], offset))
+            else:
+                self._addresses.append(place)
+                self.data.append(
+                    source[1] if source[0] == "data" else ("counter", 0) if source[0] == "counter" else None
+                )
+                self.offsets.append(offset)
+        self.data += [tensor for tensor, _ in of_maps]
+        self.offsets += [offset for _, offset in of_maps]
         self._pieces.append(whole[done:])
 
     def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> bytes:
@@ -106,6 +130,9 @@ class Packer:
         pieces = self._pieces.copy()
         for place, address in zip(self._addresses, addresses):  # noqa: B905 (called for every launch)
             pieces[place] = address.to_bytes(8, sys.byteorder)
-        for (place, pack), number in zip(self._numbers, numbers):  # noqa: B905
-            pieces[place] = pack(number)
+        if self._maps:
+            for (place, encode), address in zip(self._maps, addresses[len(self._addresses) :]):  # noqa: B905
+                pieces[place] = encode(address)
+        for (place, write), number in zip(self._numbers, numbers):  # noqa: B905
+            pieces[place] = write(number)
         return b"".join(pieces)
