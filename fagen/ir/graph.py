@@ -671,6 +671,10 @@ def where(condition: Node, x: Node, y: Node) -> Node:
         return y
     if isinstance(condition, Map) and condition.op == "not":
         return where(condition.args[0], y, x)
+    if isinstance(x, Const) and not isinstance(y, Const):
+        opposite = negation(condition)
+        if not (isinstance(opposite, Map) and opposite.op == "not"):
+            return where(opposite, y, x)
     if isinstance(x, Map) and x.op == "where" and x.args[2] is y:
         return where(conjunction(condition, x.args[0]), x.args[1], y)
     if isinstance(y, Map) and y.op == "where" and y.args[1] is x:
