@@ -26,6 +26,7 @@ from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedul
 from fagen.plan.prepare import prepare
 from fagen.plan.tiling import (
     Ranked,
+    fallbacks,
     rank,
     refusal,
     representative_lengths,
@@ -59,11 +60,12 @@ def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int
     known = representative_lengths(problem, _axes(stages)) | dict(lengths or {})
     chosen = [_choose(stage, problem, arch, known, families) for stage in stages]
     buffers = _buffers(stages, problem)
+    tries = [fallbacks(choice.ranked) for choice in chosen]
     found = []
-    for number in range(min(most, max(len(choice.ranked) for choice in chosen))):
+    for number in range(min(most, max(map(len, tries)))):
         kernels, rejected = [], list[Rejected]()
         for index, (stage, choice) in enumerate(zip(stages, chosen, strict=True)):
-            ranked, own = choice.ranked, choice.ranked[min(number, len(choice.ranked) - 1)]
+            ranked, own = choice.ranked, tries[index][min(number, len(tries[index]) - 1)]
             function = "forward" if len(stages) == 1 else f"forward_{index}_{choice.schedule}"
             kernels.append(_kernel(function, stage, choice, own, problem))
             prefix = "" if len(stages) == 1 else f"{function}: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product as pairs
 from math import prod
@@ -21,6 +21,7 @@ from fagen.plan.cost import (
     Model,
     Profile,
     Tiles,
+    planned_blocks,
     profile,
     registers,
     registers_limit,
@@ -115,10 +116,11 @@ def tile_axis_of(stage: Stage, schedule: Schedule) -> Axis | None:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate that fits, with its cost at representative lengths."""
+    """A candidate that fits, with its cost at representative lengths, and the registers it leaves unused."""
 
     tiles: Tiles
     cost: Cost
+    spare: int
 
 
 def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Iterator[Tiles]:
@@ -195,7 +197,8 @@ def misfit(model: Model, tiles: Tiles) -> str | None:
 def rank(
     counts: Profile, problem: Problem, arch: Arch, lengths: Lengths, family: str = "simt"
 ) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
-    """The `FINALISTS` that fit, the fastest first, and all that don't, each with its reason."""
+    """The `FINALISTS` that fit and those with more registers to spare, the fastest first, and all that don't
+    fit, each with its reason."""
     model = Model(counts, lengths, arch)
     fits: list[Tiles] = []
     rejected: list[Rejected] = []
@@ -206,9 +209,37 @@ def rank(
         else:
             rejected.append(Rejected(str(tiles), reason))
     fits.sort(key=model.busy_seconds)
-    found = [Ranked(tiles, model.cost(tiles)) for tiles in fits[:FINALISTS]]
+    found: list[Ranked] = []
+    most = -1
+    for number, tiles in enumerate(fits):
+        spare = spare_registers(model, tiles)
+        if number < FINALISTS or spare > most:
+            found.append(Ranked(tiles, model.cost(tiles), spare))
+        most = max(most, spare)
     found.sort(key=lambda r: (r.cost.seconds, r.cost.shared_bytes, r.cost.registers, str(r.tiles)))
     return tuple(found), tuple(rejected)
+
+
+def spare_registers(model: Model, tiles: Tiles) -> int:
+    """Registers that a thread may have beyond those it is estimated to need."""
+    estimate = model.needs(tiles)[1]
+    if tiles.roles is not None:
+        return warpgroups.consumer_registers(tiles.roles) - estimate
+    blocks = planned_blocks(model.profile, tiles, model.arch)
+    return registers_limit(model.arch, tiles.threads * blocks) - estimate
+
+
+def fallbacks(ranked: Sequence[Ranked]) -> tuple[Ranked, ...]:
+    """Candidates in the order in which they are built, until a compiler finds enough registers for one.
+
+    After the fastest comes the fastest that has more to spare, and so on: tiles that are as tight as the ones
+    before would only be refused as well.
+    """
+    found = [ranked[0]]
+    for each in ranked[1:]:
+        if each.spare > found[-1].spare:
+            found.append(each)
+    return tuple(found)
 
 
 # ----------------------------------------------------------------------------------------- impossible

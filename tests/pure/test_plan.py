@@ -294,3 +294,17 @@ def test_misfit_names_what_is_missing() -> None:
     small = arch_for("generic")
     reason = misfit(Model(counts, Lengths97(), small), tiles_of(kernel))
     assert reason == f"needs {kernel.shared_bytes:,} bytes of shared memory, sm_75 has 65,536"
+
+
+def test_each_next_candidate_has_more_registers_to_spare() -> None:
+    """What a compiler refuses for want of registers is not followed by tiles as tight."""
+    for arch, head_dim in itertools.product(("A100", "H200"), (16, 40, 128)):
+        asked = problem(attention_graph(), head_dim, arch=arch)
+        spare = []
+        for made in plans(asked, most=8):
+            (kernel,) = made.kernels
+            counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, asked)
+            limit = registers_limit(arch_for(arch), kernel.threads * kernel.resident)
+            spare.append(limit - registers(counts, tiles_of(kernel)))
+        assert spare == sorted(set(spare))
+        assert spare[-1] > 100
