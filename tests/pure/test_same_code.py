@@ -1,4 +1,4 @@
-"""Nothing is matched: what the library offers, retyped with other names and terms in another order, is the same.
+"""Nothing is matched: the library, retyped with other names and terms in another order, gives the same.
 
 Two programs are the same if their graphs are, names aside, and their derivations.
 """
