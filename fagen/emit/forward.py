@@ -193,6 +193,10 @@ class WalkText:
     masked: str | None
     """What is -inf at an element that does not count, and then leaves every state as it is; None where each
     state is asked."""
+    apart: bool
+    """Whether a function of its own masks the products of a tile before it is weighed."""
+    mask: Sequence[Statement]
+    """What that function computes of each element."""
     bounds: tuple[str, str]
     """Between which columns those lie that count in a row, as numbers of the row; "": the guard says more."""
     row: Sequence[Statement]
@@ -332,6 +336,11 @@ class ForwardLoop:
         return any(walk.products for walk in self.walks)
 
     @property
+    def sums(self) -> list[str]:
+        """Weighted sums that are no part of a row: what functions on results take beside the rows."""
+        return []
+
+    @property
     def all_outputs(self) -> list[StoreText]:
         """What is written after the last walk."""
         groups = [*([self.row_outputs] if self.row_outputs else []), *self.feature_outputs]
@@ -371,6 +380,11 @@ class ForwardLoop:
         texts = [statement.text for statement in phase.element]
         texts += [text for state in phase.states for text in (state.value, state.condition or "")]
         return "\n".join([*texts, walk.counts] if first else texts)
+
+    @staticmethod
+    def text_of_mask(walk: WalkText) -> str:
+        """All that stands in the loop over columns of a mask."""
+        return "\n".join([*(statement.text for statement in walk.mask), walk.test])
 
     @staticmethod
     def text_of_stores(stores: StoresText) -> str:
@@ -455,6 +469,9 @@ def forward_loop(scope: Scope) -> ForwardLoop:
 
 class LoopBuilder:
     """The texts of a stage with products, walk by walk."""
+
+    masks_apart = False
+    """Whether elements are masked before their tile is weighed, where that can be."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -700,10 +717,15 @@ class LoopBuilder:
             if state.rescale is not None:
                 roots.append((lower(state.rescale), Place(row=True, phase=level)))
         guard_code = lower(walk.guard) if walk.guard is not TRUE else None
-        if guard_code is not None:
+        masked = self.masked(walk)
+        apart = self.masks_apart and masked in [product.symbol for product in walk.products]
+        if guard_code is not None and not apart:
             roots.insert(0, (guard_code, ELEMENT))
-        begins, ends = self.bounds(walk, lower) or ((), ())
-        roots += [(code, ELEMENT) for code in (*begins, *ends)]
+        guard_split, (begins, ends) = None, self.bounds(walk, lower) or ((), ())
+        if guard_code is not None and apart:  # in a function of its own
+            tests = [*begins, *ends] or [guard_code]
+            guard_split = scope.split([(code, ELEMENT) for code in tests])
+            self.column += guard_split.at(COLUMN)
         split = scope.split(roots)
         self.column += split.at(COLUMN)
         operands = dict.fromkeys((s.operand, s.features) for s in walk.states if s.operand and s.features)
@@ -752,7 +774,7 @@ class LoopBuilder:
             for level in range(max(levels.values(), default=-1) + 1)
         )
         held = f"weights{number}" if several else "weights"
-        row = list(split.at(ROW))
+        row = [*split.at(ROW), *(guard_split.at(ROW) if guard_split else ())]
         stores, more = self.stores(walk, leaves)
         row += more
         views = tuple(
@@ -765,10 +787,12 @@ class LoopBuilder:
             arrays=split.arrays(),
             kept=split.kept(),
             inside=f"{axis_name(self.walk_axis)} < {scope.length(self.walk_axis)}",
-            guard=split.text(guard_code, AND) if guard_code is not None else None,
+            guard=(guard_split or split).text(guard_code, AND) if guard_code is not None else None,
             guard_comment=scope.shown(walk.guard),
-            masked=self.masked(walk, lower, split),
-            bounds=(_extreme("maximum", begins, split), _extreme("minimum", ends, split)),
+            masked=self.masked_text(masked, lower, split),
+            apart=apart,
+            mask=guard_split.at(ELEMENT) if guard_split else (),
+            bounds=(_extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)),
             row=row,
             stores=stores,
             tiles=tuple(tile for tile in views if not tile.chunked),
@@ -792,11 +816,11 @@ class LoopBuilder:
         """By how much a maximum may be exceeded before it is replaced; None where it may not."""
         return None
 
-    def masked(self, walk: Walk, lower: Lowering, split: Split) -> str | None:
-        """A value of each element that stands, where it is -inf, for an element that does not count.
+    def masked(self, walk: Walk) -> Node | None:
+        """A value of each element that may stand as -inf for an element that does not count.
 
-        Proved for every state: with -inf in its place, and nothing else that may be infinite, nothing is added
-        to it. On tensor cores a term that does not count is a product with 0 in any case.
+        Proved for every state: with -inf in its place, nothing else being infinite, nothing is added to it. On
+        tensor cores a term that does not count is a product with 0 in any case.
         """
         if (
             self.kernel.tiling not in ON_TENSOR_CORES
@@ -807,11 +831,16 @@ class LoopBuilder:
         for value in (state.value for state in walk.states if state.op == "max"):
             rests = [ir.substitute(state.value, {value: MINUS_INF}) for state in walk.states]
             neutral = [MINUS_INF if state.op == "max" else ZERO for state in walk.states]
-            text = split.text(lower(value))
             alone = not any(self.is_read(node) for rest in rests for node in ir.walk([rest]))
-            if alone and [limits(rest) for rest in rests] == neutral and text.endswith("[c]"):
-                return text
+            if alone and [limits(rest) for rest in rests] == neutral:
+                return value
         return None
+
+    @staticmethod
+    def masked_text(value: Node | None, lower: Lowering, split: Split) -> str | None:
+        """How the text says a value of each element that it can assign; None where there is no such."""
+        text = split.text(lower(value)) if value is not None else ""
+        return text if text.endswith("[c]") else None
 
     def is_read(self, node: Node) -> bool:
         """Whether ``node`` is a number of each element, or of each column, that may be anything."""
@@ -949,9 +978,9 @@ def old(symbol: Node) -> Symbol:
     return Symbol(f"{symbol.name}_old", symbol.over, symbol.stored)
 
 
-def _extreme(op: str, codes: Sequence[Code], split: Split) -> str:
+def _extreme(op: str, codes: Sequence[Code], split: Split | None) -> str:
     """The largest or smallest of ``codes``."""
-    texts = [split.text(code) for code in codes]
+    texts = [split.text(code) for code in codes] if split is not None else []
     return reduce(lambda x, y: f"{op}({x}, {y})", texts) if texts else ""
 
 

@@ -22,7 +22,7 @@ from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.ir import graph as ir
 from fagen.ir.graph import ONE, Axis, Index, Input, Map, Node
 from fagen.plan.plan import STORAGE_BYTES, Roles
-from fagen.plan.warpgroups import GROUP_ROWS, REGISTERS, padded, panel_columns
+from fagen.plan.warpgroups import DEPTH, GROUP_ROWS, REGISTERS, padded, panel_columns
 
 _PLACES = {
     "works": "WORKS_AT",
@@ -31,6 +31,8 @@ _PLACES = {
     "walk_pipe": "COLUMN_PIPE_AT",
     "sum_pipe": "SUM_PIPE_AT",
 }
+_QUAD_COLUMNS = 32
+"""Columns that four lanes exchange at once."""
 _CACHE_BYTES = 16 << 20
 """Of what is read along the walk by the heads that are worked on at once: a part of the L2 cache."""
 
@@ -227,6 +229,8 @@ def forward_roles(scope: Scope) -> ForwardRoles:
 
 
 class _Builder(LoopBuilder):
+    masks_apart = True
+
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.free = {reference.maximum for reference in free_references(scope.kernel.stage)}
@@ -237,7 +241,7 @@ class _Builder(LoopBuilder):
         return f"{state.symbol.name}[r]" if state.features else super().held(state)
 
     def share(self, axis: Axis, width: int) -> tuple[str, int]:
-        return super().share(axis, -(-dict(self.scope.plan.problem.sizes)[axis] // 8) * 8)
+        return super().share(axis, -(-self._size(axis) // 8) * 8)
 
     def tile(self, side: str, record: str, node: Node, columns: Axis) -> TileText:
         """The tile of a tensor, which is copied as it lies in memory: no element of it is computed."""
@@ -348,12 +352,13 @@ class _Builder(LoopBuilder):
                 tiles = [(key, tile) for key, tile in self.tiles.items() if key[0] == side]
                 found.append(tuple(self.copied(key[1], tile, kernel.block_walk) for key, tile in tiles))
         out = self.out(loop)
-        staged = (
-            out is not None and kernel.roles.own_stages == 2 and own and _fits(out.tile, own[0].tile, self)
-        )
-        epilogue: Literal["staged", "quads", "elements"] = "elements"
-        if out is not None:
-            epilogue = "staged" if staged else "quads"
+        staged = out is not None and kernel.roles.own_stages == 2 and bool(own)
+        if out is not None and own:  # it leaves through the place of the rows it was made from
+            sizes = [padded(self._size(tile.column_axis)) for tile in (out.tile, own[0].tile)]
+            staged = staged and sizes[0] <= sizes[1]
+        epilogue: Literal["staged", "quads", "elements"] = "staged" if staged else "elements"
+        if out is not None and not staged and self._size(out.tile.column_axis) % _QUAD_COLUMNS == 0:
+            epilogue = "quads"
         return ForwardRoles(
             **_members(loop),
             own_copies=tuple(own),
@@ -370,7 +375,7 @@ class _Builder(LoopBuilder):
         return self.copy(self.scope.parameters.tensor(node), tile, rows)
 
     def copy(self, tensor: Tensor, tile: TileText, rows: int) -> CopyText:
-        panel = panel_columns(dict(self.scope.plan.problem.sizes)[tile.column_axis])
+        panel = panel_columns(self._size(tile.column_axis))
         assert tile.row_axis is not None
         others = [a for a in tensor.layout if a not in (tile.row_axis, tile.column_axis)]
         lower = self.scope.lowering({})
@@ -390,8 +395,8 @@ class _Builder(LoopBuilder):
         outputs = loop.feature_outputs[0]
         tensor, axis = outputs.stores[0].tensor, outputs.axis
         assert axis is not None
-        size = dict(self.scope.plan.problem.sizes)[axis]
-        if STORAGE_BYTES[tensor.storage] != 2 or tensor.layout[-1] != axis or size % 8:
+        size = self._size(axis)
+        if STORAGE_BYTES[tensor.storage] != 2 or tensor.layout[-1] != axis or size % DEPTH:
             return None
         if self.row_axis not in tensor.layout or len(tensor.layout) > 4:
             return None
@@ -407,11 +412,13 @@ class _Builder(LoopBuilder):
         )
         return self.copy(tensor, made, GROUP_ROWS)
 
+    def _size(self, axis: Axis) -> int:
+        return dict(self.scope.plan.problem.sizes)[axis]
+
     def section(self) -> str:
         """How many heads are worked on at once: what a cache serves, one where all rows do the same."""
         masked = any(ranges is not None for ranges in self.kernel.ranges)
-        sizes = dict(self.scope.plan.problem.sizes)
-        bytes_ = sum(2 * sizes[key[2]] for key in self.tiles if key[0] != "own")
+        bytes_ = sum(2 * self._size(key[2]) for key in self.tiles if key[0] != "own")
         return self.scope.parameters.section(self.walk_axis, bytes_ if masked else 0, _CACHE_BYTES)
 
 
@@ -434,11 +441,6 @@ def _solved(condition: Node, column: Node) -> tuple[bool, Node] | None:
 
 def _members(loop: ForwardLoop) -> dict[str, Any]:
     return {each.name: getattr(loop, each.name) for each in fields(ForwardLoop)}
-
-
-def _fits(out: TileText, own: TileText, builder: _Builder) -> bool:
-    sizes = dict(builder.scope.plan.problem.sizes)
-    return padded(sizes[out.column_axis]) <= padded(sizes[own.column_axis])
 
 
 def _factor_of(node: Node, maximum: ir.Symbol) -> Node | None:
