@@ -36,6 +36,10 @@ from fagen.run.recipe import Recipe, recipe_of
 MOST_CANDIDATES = 8
 """Plans tried, the best first, before a problem is given up."""
 
+FEW_SPILLED_BYTES = 512
+"""Stored and loaded by the whole text of a function: a few registers kept in memory across a loop on tensor
+cores, which takes less time than the smaller tiles that need none."""
+
 _SHORT = 8
 
 
@@ -250,15 +254,15 @@ class Compiled:
 def judged(built: Built) -> tuple[str, int]:
     """Why a build is no good, and the bytes of its stack if that is all; ("", 0) for a good one.
 
-    Spilled registers, a dropped ``setmaxnreg`` or a serialised ``wgmma`` (C75xx) rule it out. A stack without
-    spills is what a slow path of a function such as ``sinf`` takes, and may be all there is.
+    More than a few spilled registers, a dropped ``setmaxnreg`` or a serialised ``wgmma`` (C75xx) rule it out.
+    A stack without spills is what a slow path of a function such as ``sinf`` takes, and may be all there is.
     """
     stack_bytes, reasons = 0, []
     for function in built.functions.values():
         spilled = function.spill_store_bytes + function.spill_load_bytes
-        if spilled:
+        if spilled > FEW_SPILLED_BYTES:
             reasons.append(f"{function.name} spills {spilled} bytes of registers")
-        stack_bytes = max(stack_bytes, function.stack_bytes)
+        stack_bytes = max(stack_bytes, 0 if spilled else function.stack_bytes)
     reasons += [line for line in built.warnings if "(C75" in line]
     if reasons:
         return ", ".join(reasons), 0

@@ -384,7 +384,8 @@ def built(text: str, **took: int) -> Built:
     ("took", "reason"),
     [
         ({}, ""),
-        ({"spill_load_bytes": 8}, "forward spills 8 bytes of registers"),
+        ({"spill_load_bytes": 800}, "forward spills 800 bytes of registers"),
+        ({"spill_store_bytes": 72, "spill_load_bytes": 92, "stack_bytes": 48}, ""),
         ({"warns": 1}, "ptxas info : (C7510) wgmma is serialized"),
         ({"stack_bytes": 40}, "takes 40 bytes of stack a thread"),
     ],
