@@ -23,7 +23,7 @@ from golden import GOLDEN
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fagen", "templates", "tests", "examples", "generated", "docs", r"\.ci", "bench")
-COLUMNS = ("rung", "kernels", "bytes moved", "extra memory", "predicted")
+COLUMNS = ("rung", "kernels", "bytes moved", "extra memory")
 
 
 def text_of(name: str) -> str:
