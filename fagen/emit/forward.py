@@ -7,12 +7,13 @@ state, and, where another state waits for it, joins that with the other threads 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from fagen.derive.signs import positive
+from fagen.derive.signs import at_least_one, positive
 from fagen.derive.unscale import common_factor, unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import State, Walk
@@ -30,6 +31,7 @@ from fagen.ir.graph import (
     TRUE,
     ZERO,
     Axis,
+    Const,
     Index,
     Input,
     Load,
@@ -41,10 +43,12 @@ from fagen.ir.graph import (
 )
 from fagen.plan.cost import VECTOR
 from fagen.plan.layout import nearest
-from fagen.plan.plan import SharedTile
+from fagen.plan.plan import SharedTile, Storage
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
 """Tilings whose sums of products are the factors of the next products where they are."""
+_FP16_MAX = 65504.0
+_AT_MOST_ONE = ("tanh", "tanh_fast", "erf", "sin", "cos")
 AFTER = 1
 """The phase of expressions that are computed after the last walk."""
 
@@ -760,7 +764,7 @@ class LoopBuilder:
                 vector=vector,
                 operand=operand,
                 weights=held,
-                weight=self.shared[record].storage if operand is not None else "",
+                weight=self.weight(value, record) if operand is not None else "",
                 condition=split.text(lower(condition)) if condition is not None else None,
                 slack=self.slack(state),
                 equation=self.equation(state),
@@ -841,6 +845,34 @@ class LoopBuilder:
         """How the text says a value of each element that it can assign; None where there is no such."""
         text = split.text(lower(value)) if value is not None else ""
         return text if text.endswith("[c]") else None
+
+    def weight(self, value: Node, record: str) -> Storage:
+        """What weights are rounded to on tensor cores: fp32 (TF32) where fp16 might not hold them."""
+        storage = self.shared[record].storage
+        return "fp32" if storage == "fp16" and self.largest(value) > _FP16_MAX else storage
+
+    def largest(self, x: Node) -> float:
+        """A bound on the size of ``x``, infinite where none is proven."""
+        if isinstance(x, Const):
+            return abs(float(x.value))
+        if not isinstance(x, Map):
+            return math.inf
+        if x.op in ("exp", "exp2"):
+            return 1.0 if self.nonpositive(x.args[0]) else math.inf
+        if x.op in _AT_MOST_ONE or x.kind == "bool" or (x.op == "to_float" and x.args[0].kind == "bool"):
+            return 1.0
+        sizes = [self.largest(arg) for arg in x.args]
+        if x.op == "where":
+            return max(sizes[1:])
+        if x.op in ("neg", "abs", "maximum", "minimum"):
+            return max(sizes)
+        if x.op == "add":
+            return sum(sizes)
+        if x.op == "mul":
+            return sizes[0] * sizes[1] if all(sizes) else 0.0
+        if x.op == "div" and (at_least_one(x.args[1]) or isinstance(x.args[1], Const)):
+            return sizes[0] / (abs(float(x.args[1].value)) if isinstance(x.args[1], Const) else 1.0)
+        return math.inf
 
     def is_read(self, node: Node) -> bool:
         """Whether ``node`` is a number of each element, or of each column, that may be anything."""

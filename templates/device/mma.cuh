@@ -10,7 +10,8 @@
 //   load_left(tile, row, column)              the 16 x 16 elements there as left operand: columns are summed
 //   load_right(tile, row, column)             as right operand: rows are summed
 //   load_right_transposed(tile, row, column)  their transpose as right operand: columns are summed
-//   left_from<T>(upper, lower, i)             upper[i .. i + 3], lower[i .. i + 3], rounded, as left operand
+//   left_from<T>(upper, lower, i)             upper[i .. i + 3], lower[i .. i + 3], rounded, as left operand;
+//                                             as fp32 (TF32: eleven bits, any exponent) to be multiplied by fp16
 //   multiply_add(upper, lower, i, l, r)       adds the product to upper[i .. i + 3] and lower[i .. i + 3]
 //
 // Of 16 x 16 values a lane has rows lane / 4 (upper) and lane / 4 + 8 (lower), columns 2 (lane % 4) + 0, 1,
@@ -38,6 +39,12 @@ struct OperandTile : TileLayout<WIDTH_> {
 template <class T>
 struct Left {
   uint32 word[4];
+};
+
+// Columns 0, 2, 4, 6 of the first eight, then 1, 3, 5, 7; then the other eight: a lane has all it needs.
+template <>
+struct Left<fp32> {
+  uint32 word[8];
 };
 
 template <class T>
@@ -98,10 +105,29 @@ __device__ __forceinline__ Right<T> load_right_transposed(const OperandTile<T, R
   return to;
 }
 
+__device__ __forceinline__ uint32 to_tf32(float x) {
+  uint32 result;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));
+  return result;
+}
+
 template <class T, int N>
 __device__ __forceinline__ Left<T> left_from(const float (&upper)[N], const float (&lower)[N], int i) {
-  return {{pack<T>(upper[i], upper[i + 1]), pack<T>(lower[i], lower[i + 1]),
-           pack<T>(upper[i + 2], upper[i + 3]), pack<T>(lower[i + 2], lower[i + 3])}};
+  Left<T> to;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        to.word[2 * (j + k)] = to_tf32(upper[i + j + k]);
+        to.word[2 * (j + k) + 1] = to_tf32(lower[i + j + k]);
+      }
+    } else {
+      to.word[j] = pack<T>(upper[i + j], upper[i + j + 1]);
+      to.word[j + 1] = pack<T>(lower[i + j], lower[i + j + 1]);
+    }
+  }
+  return to;
 }
 
 // A 16 x 8 sum: c0, c1 of the upper row, c2, c3 of the lower.
@@ -128,4 +154,23 @@ __device__ __forceinline__ void multiply_add(float (&upper)[N], float (&lower)[N
                                              const Right<T>& right) {
   mma(upper[i], upper[i + 1], lower[i], lower[i + 1], left, right.word[0], right.word[1]);
   mma(upper[i + 2], upper[i + 3], lower[i + 2], lower[i + 3], left, right.word[2], right.word[3]);
+}
+
+// The two halves of a word are rows 2 (lane % 4) and the next, which the left operand has in this order.
+template <int N>
+__device__ __forceinline__ void multiply_add(float (&upper)[N], float (&lower)[N], int i,
+                                             const Left<fp32>& left, const Right<fp16>& right) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32 word = right.word[j];
+    const float even = to_float(fp16{static_cast<unsigned short>(word)});
+    const float odd = to_float(fp16{static_cast<unsigned short>(word >> 16)});
+    const uint32* a = left.word + j % 2 * 4;
+    float *c = upper + i + j / 2 * 2, *d = lower + i + j / 2 * 2;
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(__float_as_uint(even)), "r"(__float_as_uint(odd)));
+  }
 }

@@ -30,6 +30,11 @@ struct Left {
   uint32 word[4];
 };
 
+template <>
+struct Left<fp32> {
+  uint32 word[8];
+};
+
 template <class T>
 struct Right {
   uint32 word[4];
@@ -107,33 +112,60 @@ inline Right<T> load_right_transposed(const OperandTile<T, ROWS, WIDTH>& tile, i
   return to;
 }
 
+// Eleven bits, to the nearest number, ties away from 0.
+inline uint32 to_tf32(float x) {
+  return x - x == 0.0f ? (bits_of(x) + 0x1000u) & ~0x1fffu : bits_of(x);
+}
+
 template <class T, int N>
 inline Left<T> left_from(const float (&upper)[N], const float (&lower)[N], int i) {
-  return {{pack<T>(upper[i], upper[i + 1]), pack<T>(lower[i], lower[i + 1]),
-           pack<T>(upper[i + 2], upper[i + 3]), pack<T>(lower[i + 2], lower[i + 3])}};
+  Left<T> to;
+  for (int j = 0; j < 4; j += 2) {
+    if constexpr (sizeof(T) == 4) {
+      for (int k = 0; k < 2; ++k) {
+        to.word[2 * (j + k)] = to_tf32(upper[i + j + k]);
+        to.word[2 * (j + k) + 1] = to_tf32(lower[i + j + k]);
+      }
+    } else {
+      to.word[j] = pack<T>(upper[i + j], upper[i + j + 1]);
+      to.word[j + 1] = pack<T>(lower[i + j], lower[i + j + 1]);
+    }
+  }
+  return to;
 }
 
 // One lane's part of two mma.m16n8k16 side by side: of a lane's words, word 0 holds row lane / 4 and columns
 // 2 (lane % 4), + 1 of the left operand, word 1 the row 8 further down, words 2 and 3 the columns 8 further
 // on; of the right one, words 0 and 1 hold rows 2 (lane % 4), + 1 and those 8 further down of column lane /
 // 4, words 2 and 3 the same of the column 8 further on.
-template <class T>
+template <class A, class B>
 struct FagenProduct {
-  const Left<T>* left;
-  const Right<T>* right;
+  const Left<A>* left;
+  const Right<B>* right;
   float *upper, *lower;
 };
 
+// The element at row lane / 4 + 8 * down and column 2 (lane % 4) + 8 * on + half of a left operand.
 template <class T>
+inline float fagen_left(const Left<T>& left, int down, int on, int half) {
+  return unpack<T>(left.word[down + 2 * on], half);
+}
+
+inline float fagen_left(const Left<fp32>& left, int down, int on, int half) {
+  return float_of(left.word[4 * on + 2 * half + down]);
+}
+
+template <class A, class B>
 inline void fagen_resolve_product(void* const* arguments, unsigned) {
   float a[16][16], b[16][16], c[16][16];
   for (int lane = 0; lane < 32; ++lane) {
-    const auto* part = static_cast<const FagenProduct<T>*>(arguments[lane]);
+    const auto* part = static_cast<const FagenProduct<A, B>*>(arguments[lane]);
     const int across = lane / 4, along = lane % 4 * 2;
     for (int word = 0; word < 4; ++word) {
       for (int half = 0; half < 2; ++half) {
-        a[across + word % 2 * 8][along + word / 2 * 8 + half] = unpack<T>(part->left->word[word], half);
-        b[along + word % 2 * 8 + half][across + word / 2 * 8] = unpack<T>(part->right->word[word], half);
+        a[across + word % 2 * 8][along + word / 2 * 8 + half] =
+            fagen_left(*part->left, word % 2, word / 2, half);
+        b[along + word % 2 * 8 + half][across + word / 2 * 8] = unpack<B>(part->right->word[word], half);
         c[across][along + word / 2 * 8 + half] = part->upper[word / 2 * 2 + half];
         c[across + 8][along + word / 2 * 8 + half] = part->lower[word / 2 * 2 + half];
       }
@@ -145,7 +177,7 @@ inline void fagen_resolve_product(void* const* arguments, unsigned) {
     }
   }
   for (int lane = 0; lane < 32; ++lane) {
-    const auto* part = static_cast<const FagenProduct<T>*>(arguments[lane]);
+    const auto* part = static_cast<const FagenProduct<A, B>*>(arguments[lane]);
     const int across = lane / 4, along = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) {
       part->upper[i] = c[across][along + i / 2 * 8 + i % 2];
@@ -154,10 +186,10 @@ inline void fagen_resolve_product(void* const* arguments, unsigned) {
   }
 }
 
-template <class T, int N>
-inline void multiply_add(float (&upper)[N], float (&lower)[N], int i, const Left<T>& left,
-                         const Right<T>& right, int line = __builtin_LINE()) {
+template <class A, class B, int N>
+inline void multiply_add(float (&upper)[N], float (&lower)[N], int i, const Left<A>& left,
+                         const Right<B>& right, int line = __builtin_LINE()) {
   if (i < 0 || i + 4 > N) fagen_finding(line, "multiply_add to elements %d to %d of %d", i, i + 3, N);
-  FagenProduct<T> part{&left, &right, upper + i, lower + i};
-  fagen_warp_meet("multiply_add", FULL_WARP, line, &part, fagen_resolve_product<T>, false);
+  FagenProduct<A, B> part{&left, &right, upper + i, lower + i};
+  fagen_warp_meet("multiply_add", FULL_WARP, line, &part, fagen_resolve_product<A, B>, false);
 }

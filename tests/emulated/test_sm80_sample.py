@@ -41,6 +41,26 @@ def test_a_product_rounds_its_left_operand_to_nearest_even() -> None:
     assert not torch.equal(rounded, 3.0 * (torch.arange(32) + 224))
 
 
+def test_a_left_operand_beyond_fp16_is_multiplied_in_tf32() -> None:
+    kernels = compiled("products", {"Weight = Element": "Weight = fp32"}, element="fp16")
+    case = Products("fp16")
+    case.launch(kernels)
+    case.check()
+    case.tensors["A"].fill_(512)
+    case.tensors["B"].zero_()
+    case.tensors["B"][:, 3] = 2.0 ** torch.arange(32) % 4096 / 4
+    case.tensors["B"][5] = torch.arange(80)
+    case.tensors["B"][5, 0] = 1  # a sum of twelve bits
+    case.launch(kernels)
+    a, b = case.tensors["A"].double(), case.tensors["B"].double()
+    s = a @ b.T
+    assert s.max() > 65504
+    assert torch.equal(case.tensors["S"], s.float())
+    rounded = ((s.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
+    assert not torch.equal(rounded, s)
+    torch.testing.assert_close(case.tensors["C"].double(), rounded @ b, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("swizzled", [True, False])
 @pytest.mark.parametrize("load", ["load_left", "load_right", "load_right_transposed"])
 def test_eight_rows_of_a_load_meet_all_banks_once(load: str, swizzled: bool) -> None:

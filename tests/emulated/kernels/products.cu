@@ -5,6 +5,7 @@
 #include "types.cuh"
 
 using Element = ELEMENT;
+using Weight = Element;  // what S is rounded to
 
 constexpr int ROWS = 32, WIDTH = 80;
 
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(32) products(const __grid_constant_
       const Right<Element> b = load_right(b_tile, 4 * k, 4 * c);
 #pragma unroll
       for (int r = 0; r < ROWS / 8; r += 2) {
-        multiply_add(sums[r], sums[r + 1], c, left_from<Element>(s[r], s[r + 1], k), b);
+        multiply_add(sums[r], sums[r + 1], c, left_from<Weight>(s[r], s[r + 1], k), b);
       }
     }
   }
