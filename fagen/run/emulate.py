@@ -280,8 +280,9 @@ def _sanitizer_report(log: str, places: Sequence[tuple[int, Memory]]) -> str:
         copy = who[2] if who else None
         line = re.search(r"kernel\.cu:(\d+)", stack)
         place = _place(int(address, 16), places) or ("in shared memory" if race else f"at 0x{address}")
+        where = copy or (f"line {line[1]}" if line else "an unknown line")
         told.append(
-            f"{copy or (f'line {line[1]}' if line else 'an unknown line')}: {kind.lower()} of {size} bytes {place}"
+            f"{where}: {kind.lower()} of {size} bytes {place}"
             + (f" by {'a copy of ' if copy else ''}{who[1]}" if who else "")
         )
     if race:
