@@ -87,7 +87,9 @@ struct Pipe {
     }
   }
 
-  __device__ __forceinline__ void wait_free(Ring<STAGES> at) const { ::wait(freed(at.stage()), at.parity() ^ 1); }
+  __device__ __forceinline__ void wait_free(Ring<STAGES> at) const {
+    ::wait(freed(at.stage()), at.parity() ^ 1);
+  }
 
   __device__ __forceinline__ Barrier fill(Ring<STAGES> at, uint32 bytes) const {
     arrive_expecting(filled(at.stage()), bytes);

@@ -54,7 +54,8 @@ __device__ __forceinline__ void fill_operand(const OperandTile<T, ROWS, WIDTH>& 
 template <class T>
 __device__ __forceinline__ void store_pair(T* to, const float (&pair)[2]) {
   const uint32 word = pack<T>(pair[0], pair[1]);
-  store_vector(to, Vec<T, 2>{{{static_cast<unsigned short>(word)}, {static_cast<unsigned short>(word >> 16)}}});
+  store_vector(to,
+               Vec<T, 2>{{{static_cast<unsigned short>(word)}, {static_cast<unsigned short>(word >> 16)}}});
 }
 
 template <>
