@@ -65,6 +65,8 @@ LOOPS = ("forward_loop", "forward_roles")
 WARPGROUP_UNHIDDEN, WARPGROUP_WAIT_CYCLES = 0.6, 100
 WARPGROUP_SLOTS = 90
 """Instructions of a consumer's thread for a tile beside its elements."""
+WORK_CYCLES = {1: 3000, 2: 2000}
+"""To begin and end a work, by the number of buffers of its rows: with two the next ones are on their way."""
 WARPGROUP_RESCALED = 0.1
 """Of the tiles, those that rescale what was summed: a maximum may lag behind."""
 SCHEDULERS = 4
@@ -464,7 +466,7 @@ def registers(profile: Profile, tiles: Tiles) -> int:
     if profile.schedule == "product":
         features = ceil_div(tiles.block_feature, tiles.columns)
         if tiles.tiling != "registers":
-            return FIXED_REGISTERS
+            return FIXED_REGISTERS + (LOOP_REGISTERS if tiles.tiling == "shared" else 0)
         held = own * features + VECTOR * (own + 1)
         return FIXED_REGISTERS + 2 * LOOP_REGISTERS + held + _busy_registers(profile.passes[0])
     if profile.schedule == "rowwise":
@@ -747,7 +749,10 @@ class Model:
             read / arch.shared_bytes_per_cycle,
         )
         unhidden = WARPGROUP_UNHIDDEN / roles.consumers
-        return TileCost(*busy, max(busy) + unhidden * (sum(busy[:3]) - max(busy)) + WARPGROUP_WAIT_CYCLES)
+        return TileCost(
+            *busy,
+            max(busy) + unhidden * (sum(busy[:3]) - max(busy)) + WARPGROUP_WAIT_CYCLES / (roles.stages - 1),
+        )
 
     def needs(self, tiles: Tiles) -> tuple[int, int]:
         """Shared memory of a block, and registers of a thread."""
@@ -773,6 +778,8 @@ class Model:
     def _busy_seconds(self, tiles: Tiles, costs: tuple[TileCost, ...]) -> float:
         steps = ceil_div(self.walked, tiles.block_walk)
         cycles = sum(steps * part * cost.cycles for part, cost in zip(self.live, costs, strict=True))
+        if tiles.roles is not None:
+            cycles += WORK_CYCLES[tiles.roles.own_stages]
         return ceil_div(self.blocks(tiles), self.arch.multiprocessors) * cycles / self.arch.clock_hz
 
     # ------------------------------------------------------------------------------------------------ bytes

@@ -9,6 +9,7 @@ from math import prod
 
 from fagen.derive.walk import Stage
 from fagen.errors import PlanError
+from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
@@ -39,11 +40,12 @@ LARGEST_HEAD_DIM = 1 << 16
 _NAMES = {"d": "head_dim", "dv": "v_head_dim"}
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
-_REPRESENTATIVE = {"few": (8, 8), "some": (512, 2), "many": (4096, 8)}
+_REPRESENTATIVE = {"few": (8, 8), "some": (512, 2), "short": (1024, 8), "many": (4096, 8)}
 """For each class: the length of its axis, and of batch and heads."""
 _BATCH = ("b", "hk")
-_WALKED = 4096
-"""Of any other axis of which nothing is known."""
+_WALKED = {"short": 1024}
+"""Of any other axis of which nothing is known, where it is not `_LONG`."""
+_LONG = 4096
 
 
 # ------------------------------------------------------------------------------------------- lengths
@@ -52,10 +54,12 @@ _WALKED = 4096
 def length_classes(
     graph: Graph, sizes: Iterable[tuple[Axis, int]], lengths: Lengths, arch: Arch
 ) -> tuple[tuple[Axis, str], ...]:
-    """The class of a call's lengths, as a plan's key holds it: three in all.
+    """The class of a call's lengths, as a plan's key holds it: three in all, or four.
 
     Of the last axis of the first output that is not in ``sizes``: ``few`` rows (a small tile wastes less),
     ``some`` (too few tiles of the usual size for all multiprocessors), and nothing for many, the usual case.
+    Where blocks take one work after another, they are ``short`` while a work is: its tiles are then fewer
+    than its start and end are worth, the more so where a mask leaves half of them.
     """
     fixed = {axis for axis, _ in sizes}
     rows = [axis for axis in graph.outputs[0].node.axes if axis not in fixed]
@@ -65,14 +69,24 @@ def length_classes(
         return ((rows[-1], "few"),)
     if prod(lengths[axis] for axis in rows) < 2 * _ROWS_A_BLOCK * arch.multiprocessors:
         return ((rows[-1], "some"),)
+    if arch.copy == "tma" and lengths[rows[-1]] <= _REPRESENTATIVE["short"][0] * (2 if _masked(graph) else 1):
+        return ((rows[-1], "short"),)
     return ()
+
+
+def _masked(graph: Graph) -> bool:
+    """Whether positions are compared."""
+    nodes = ir.walk(output.node for output in graph.outputs)
+    compared = (node for node in nodes if isinstance(node, ir.Map) and node.op in ("le", "lt", "eq"))
+    return any(arg.kind == "int" and arg.axes for node in compared for arg in node.args)
 
 
 def representative_lengths(problem: Problem, axes: Iterable[Axis]) -> dict[Axis, int]:
     """Lengths that stand for all of the problem's class when candidates are compared."""
     classes = dict(problem.lengths)
-    batch = _REPRESENTATIVE[next(iter(classes.values()), "many")][1]
-    known = {axis: batch if axis in _BATCH else 1 if axis == GROUP_AXIS else _WALKED for axis in axes}
+    name = next(iter(classes.values()), "many")
+    batch, walked = _REPRESENTATIVE[name][1], _WALKED.get(name, _LONG)
+    known = {axis: batch if axis in _BATCH else 1 if axis == GROUP_AXIS else walked for axis in axes}
     known |= {axis: _REPRESENTATIVE[name][0] for axis, name in classes.items()}
     return known | dict(problem.sizes)
 
@@ -126,9 +140,10 @@ class Ranked:
 def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Iterator[Tiles]:
     """Every tiling that is tried, whether it fits or not."""
     if family == "sm90":
+        whole = max((size for step in counts.passes for size in step.terms), default=0)
         for roles, columns in warpgroups.shapes():
             rows = warpgroups.GROUP_ROWS * roles.consumers
-            yield Tiles("warpgroups", rows, columns, 0, 0, rows // 2, 4, roles)
+            yield Tiles("warpgroups", rows, columns, whole, 0, rows // 2, 4, roles)
     elif family == "sm80":
         yield from _fragments(counts)
     elif counts.schedule == "rowwise":
