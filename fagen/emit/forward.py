@@ -43,7 +43,7 @@ from fagen.ir.graph import (
 )
 from fagen.plan.cost import VECTOR
 from fagen.plan.layout import nearest
-from fagen.plan.plan import SharedTile, Storage
+from fagen.plan.plan import KernelPlan, SharedTile, Storage
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
 """Tilings whose sums of products are the factors of the next products where they are."""
@@ -317,7 +317,17 @@ class ForwardLoop:
     @property
     def own(self) -> str:
         """Rows of a block."""
-        return block_name(self.row_axis) if self.row_axis is not None else "1"
+        return rows_name(self.scope.kernel)
+
+    @property
+    def one_row(self) -> bool:
+        """Whether only the first of a block's rows is there: tensor cores take no fewer than sixteen."""
+        return self.row_axis is None and self.own != "1"
+
+    @property
+    def guards_rows(self) -> bool:
+        """Whether some rows of a block may not be there."""
+        return self.row_axis is not None or self.one_row
 
     @property
     def walk(self) -> str:
@@ -450,7 +460,8 @@ class ForwardLoop:
         """Fields of a row that ``text`` says; a state starts as what nothing was summed to."""
         own = []
         if self.row_axis is not None:
-            own = [Variable("int32", self.row_name), Variable("bool", "inside")]
+            own = [Variable("int32", self.row_name)]
+        own.append(Variable("bool", "inside"))
         states = [
             Variable(
                 "float",
@@ -603,7 +614,7 @@ class LoopBuilder:
         tensors = [scope.parameters.tensor(part) for part in inputs]
         name = tensors[0].name if len(tensors) == 1 else record
         storage = tensors[0].storage if len(tensors) == 1 else ""
-        rows = block_name(row_axis) if row_axis is not None else "1"
+        rows = rows_name(self.kernel) if side == "own" else block_name(self.walk_axis)
         width = shared.width
         length = scope.length(columns)
         size = dict(scope.plan.problem.sizes)[columns]
@@ -823,8 +834,8 @@ class LoopBuilder:
     def masked(self, walk: Walk) -> Node | None:
         """A value of each element that may stand as -inf for an element that does not count.
 
-        Proved for every state: with -inf in its place, nothing else being infinite, nothing is added to it. On
-        tensor cores a term that does not count is a product with 0 in any case.
+        Proved for every state: with -inf in its place, nothing else being infinite, nothing is added to it.
+        On tensor cores a term that does not count is a product with 0 in any case.
         """
         if (
             self.kernel.tiling not in ON_TENSOR_CORES
@@ -966,9 +977,9 @@ class LoopBuilder:
     def constants(self) -> list[tuple[str, str, str]]:
         """(type, ``NAME = value``, comment) of each, those of a line in one entry."""
         kernel = self.kernel
-        own = block_name(self.row_axis) if self.row_axis is not None else "1"
+        own = rows_name(kernel)
         walk = block_name(self.walk_axis)
-        blocks = [f"{own} = {kernel.block_own}"] if self.row_axis is not None else []
+        blocks = [f"{own} = {kernel.block_own}"] if own != "1" else []
         found = [
             (
                 "int",
@@ -992,6 +1003,13 @@ class LoopBuilder:
         if at:
             found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
         return found
+
+
+def rows_name(kernel: KernelPlan) -> str:
+    """The constant that says how many rows a block has."""
+    if kernel.tile_axis is not None:
+        return block_name(kernel.tile_axis)
+    return "BLOCK_ROWS" if kernel.tiling in ON_TENSOR_CORES else "1"
 
 
 def levels_of(walk: Walk) -> dict[State, int]:
