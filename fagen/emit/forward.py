@@ -546,15 +546,18 @@ class LoopBuilder:
     def lowering(self, leaves: dict[Node, Code]) -> Lowering:
         """Expressions of a thread's element, where a column may lie past the end: it is read at the last one.
 
-        One call of the random generator serves columns kv and kv + 8 of a block of 16.
+        One call of the random generator serves columns kv, kv + 1, kv + 8 and kv + 9 of a block of 16: those
+        of them that a thread has one after another.
         """
         axis, codes = self.walk_axis, self.scope.codes
         inside = codes.make(
             "minimum({}, {} - 1)", (leaves[Index(axis)], self.scope.expressions.length(axis)), "int32"
         )
-        pairs = axis == KEY_AXIS and self.kernel.columns == 8 and self.kernel.block_walk % 16 == 0
+        served = 1
+        if axis == KEY_AXIS and self.kernel.block_walk % 16 == 0:
+            served = 4 if self.kernel.tiling in ON_TENSOR_CORES else 2 if self.kernel.columns == 8 else 1
         return self.scope.lowering(
-            leaves, self.nonpositive, addresses={axis: inside}, columns_per_call=2 if pairs else 1
+            leaves, self.nonpositive, addresses={axis: inside}, columns_per_call=served
         )
 
     def nonpositive(self, exponent: Node) -> bool:

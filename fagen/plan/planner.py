@@ -94,7 +94,7 @@ def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int
 def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     """The families that may run a stage of the problem, in the order in which they are tried."""
     if problem.family is None:
-        return arch.families[::-1]
+        return arch.families[::-1] if problem.tiling == "registers" else ("simt",)
     if problem.family not in arch.families:
         raise PlanError(
             f"family {problem.family!r} does not run on {arch.name} ({arch.target})",
