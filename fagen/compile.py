@@ -228,7 +228,10 @@ class Compiled:
             if not reason:
                 return number, built
             if stack_bytes:
+                again = stack_bytes == min((each[0] for each in tried), default=0)
                 tried.append((stack_bytes, number, built))
+                if again:
+                    break  # it is that of a function called, and other tiles call it too
             debug(PLAN, f"{self.name}: candidate {number} is rejected: {reason}")
             self._rejected.append(Rejected(f"candidate {number}", reason))
         if tried:

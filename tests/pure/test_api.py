@@ -406,7 +406,7 @@ def test_the_next_candidate_is_built_where_one_spills(
 
     def build(text: str, *, name: str, arch: Any) -> Built:
         calls.append(text)
-        return built(text, **({"spill_store_bytes": 4} if len(calls) <= 2 else {}))
+        return built(text, **({"spill_store_bytes": 4000} if len(calls) <= 2 else {}))
 
     monkeypatch.setattr(compiling, "build", build)
     kernel = fresh_kernel(5)
@@ -417,7 +417,7 @@ def test_the_next_candidate_is_built_where_one_spills(
     assert kernel.source == calls[2]
     assert binary.image == calls[2].encode()
     assert [each.candidate for each in kernel.plan.rejected[-2:]] == ["candidate 0", "candidate 1"]
-    assert "forward spills 4 bytes" in kernel.plan.rejected[-1].reason
+    assert "forward spills 4000 bytes" in kernel.plan.rejected[-1].reason
 
 
 def test_a_stack_is_taken_where_nothing_is_without_one(
@@ -428,10 +428,18 @@ def test_a_stack_is_taken_where_nothing_is_without_one(
     assert fresh_kernel(6).binary().candidate == 1
 
 
+def test_a_stack_that_other_tiles_have_too_is_taken_at_once(
+    cold_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = iter([90, 40, 40])
+    monkeypatch.setattr(compiling, "build", lambda text, **_: built(text, stack_bytes=next(sizes)))
+    assert fresh_kernel(9).binary().candidate == 1
+
+
 def test_no_good_candidate_is_an_error_with_all_reasons(
     cold_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "build", lambda text, **_: built(text, spill_store_bytes=4))
+    monkeypatch.setattr(compiling, "build", lambda text, **_: built(text, spill_store_bytes=4000))
     with pytest.raises(
         BuildError, match=r"no plan of attention_\w+ builds well for sm_80: candidate 0 .*; candidate 1"
     ):
