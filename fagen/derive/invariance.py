@@ -61,15 +61,16 @@ def _proved(stage: Stage, states: list[State], maximum: Symbol) -> Reference | N
     roots = [ir.substitute(root, {point: shifted}) for root in roots]
     if any(ir.depends(root, [maximum]) for root in roots):
         return None
-    degrees: dict[Node, Degree] = {shifted: Degree(shift=1.0)}
+    degrees = _Degrees({shifted: Degree(shift=1.0)})
     try:
         for state, value in zip(others, roots, strict=False):
-            degrees[state.symbol] = _known(_degree(value, degrees))
-        if any(_known(_degree(root, degrees)) != INVARIANT for root in roots[len(others) :]):
+            degrees.known[state.symbol] = degrees.of(value) or INVARIANT
+        if any(degrees.of(root) not in (INVARIANT, None) for root in roots[len(others) :]):
             return None
     except _NotHomogeneous:
         return None
-    return Reference(maximum, _sentence(maximum, point, others, degrees))
+    powers = {state.symbol.name: (degrees.of(state.symbol) or INVARIANT).power for state in others}
+    return Reference(maximum, _sentence(maximum, point, powers))
 
 
 def _reference_point(roots: list[Node], maximum: Symbol) -> Node | None:
@@ -82,12 +83,12 @@ def _reference_point(roots: list[Node], maximum: Symbol) -> Node | None:
     return next(iter(points)) if len(points) == 1 else None
 
 
-def _sentence(maximum: Symbol, point: Node, states: list[State], degrees: Mapping[Node, Degree]) -> str:
-    powers: dict[float, list[str]] = {}
-    for state in states:
-        if degrees[state.symbol].power:
-            powers.setdefault(degrees[state.symbol].power, []).append(state.symbol.name)
-    changes = " and ".join(f"{listed(names)} by exp({_multiple(power)})" for power, names in powers.items())
+def _sentence(maximum: Symbol, point: Node, powers: Mapping[str, float]) -> str:
+    names: dict[float, list[str]] = {}
+    for name, power in powers.items():
+        if power:
+            names.setdefault(power, []).append(name)
+    changes = " and ".join(f"{listed(some)} by exp({_multiple(power)})" for power, some in names.items())
     where = "" if point is maximum else ", with what it is compared to,"
     return f"{maximum.name}{where} may be any number: d more multiplies {changes} and leaves every output"
 
@@ -97,64 +98,70 @@ def _multiple(power: float) -> str:
     return f"{sign}d" if abs(power) == 1 else f"{sign}{abs(power):g} d"
 
 
-def _known(degree: Degree | None) -> Degree:
-    return INVARIANT if degree is None else degree
+class _Degrees:
+    """The degree of each node, from those ``known``; None where any will do, as of -inf."""
 
+    def __init__(self, known: dict[Node, Degree | None]) -> None:
+        self.known = known
 
-def _degree(x: Node, degrees: Mapping[Node, Degree]) -> Degree | None:
-    """The degree of ``x``; None if it has any, as 0 and -inf do."""
-    if x in degrees:
-        return degrees[x]
-    if x is ZERO or x is MINUS_INF:
-        return None
-    if not any(node in degrees for node in ir.walk([x])):
-        return INVARIANT
-    if not isinstance(x, Map):
-        raise _NotHomogeneous
-    parts = [_degree(arg, degrees) for arg in x.args]
-    if x.op in ("mul", "div", "quotient"):
-        return _multiplied(x, _known(parts[0]), _known(parts[1]))
-    if x.op in ("add", "maximum", "minimum", "lt", "le", "eq", "where"):
-        return _joined(x, parts)
-    only = _known(parts[0])
-    if x.op in ("neg", "finite"):
-        return Degree(only.power, -only.shift if x.op == "neg" else only.shift)
-    unit = math.log(2.0) if x.op in ("exp2", "log2") else 1.0
-    if x.op in ("exp", "exp2") and not only.power:
-        return Degree(power=only.shift * unit)
-    if x.op in ("log", "log2") and not only.shift:
-        return Degree(shift=only.power / unit)
-    if x.op in ("sqrt", "rsqrt", "abs") and not only.shift:
-        return Degree(power=only.power * {"sqrt": 0.5, "rsqrt": -0.5, "abs": 1.0}[x.op])
-    if any(part not in (None, INVARIANT) for part in parts):
-        raise _NotHomogeneous
-    return INVARIANT
+    def of(self, x: Node) -> Degree | None:
+        """The degree of ``x``."""
+        if x not in self.known:
+            self.known[x] = self._of(x)
+        return self.known[x]
 
-
-def _multiplied(x: Map, a: Degree, b: Degree) -> Degree:
-    if a.shift and isinstance(x.args[1], Const):
-        k = float(x.args[1].value)
-        return Degree(shift=a.shift * k if x.op == "mul" else a.shift / k)
-    if a.shift or b.shift:
-        raise _NotHomogeneous
-    return Degree(power=a.power + b.power if x.op == "mul" else a.power - b.power)
-
-
-def _joined(x: Map, parts: list[Degree | None]) -> Degree | None:
-    """Values that are compared or added must change alike; sums of shifts add up."""
-    if x.op == "where":
-        if parts[0] not in (None, INVARIANT):
+    def _of(self, x: Node) -> Degree | None:
+        if x is MINUS_INF:
+            return None
+        parts = [self.of(arg) for arg in x.args]
+        if isinstance(x, Map) and x.op in ("add", "maximum", "minimum", "lt", "le", "eq", "where"):
+            return self._joined(x, parts)
+        if all(part in (INVARIANT, None) for part in parts):
+            return INVARIANT
+        if not isinstance(x, Map):
             raise _NotHomogeneous
-        parts = parts[1:]
-    known = [part for part in parts if part is not None]
-    if not known:
-        return None
-    if x.op == "add" and not any(part.power for part in known):
-        return Degree(shift=sum(part.shift for part in known))
-    first = known[0]
-    if any(not _equal(part, first) for part in known):
+        first = parts[0] or INVARIANT
+        if x.op in ("mul", "div", "quotient"):
+            return self._multiplied(x, first, parts[1] or INVARIANT)
+        if x.op in ("neg", "finite"):
+            return Degree(first.power, -first.shift if x.op == "neg" else first.shift)
+        unit = math.log(2.0) if x.op in ("exp2", "log2") else 1.0
+        if x.op in ("exp", "exp2") and not first.power:
+            return Degree(power=first.shift * unit)
+        if x.op in ("log", "log2") and not first.shift:
+            return Degree(shift=first.power / unit)
+        if x.op in ("sqrt", "rsqrt", "abs") and not first.shift:
+            return Degree(power=first.power * {"sqrt": 0.5, "rsqrt": -0.5, "abs": 1.0}[x.op])
         raise _NotHomogeneous
-    return INVARIANT if x.kind == "bool" else first
+
+    @staticmethod
+    def _multiplied(x: Map, a: Degree, b: Degree) -> Degree:
+        if a.shift and isinstance(x.args[1], Const):
+            k = float(x.args[1].value)
+            return Degree(shift=a.shift * k if x.op == "mul" else a.shift / k)
+        if a.shift or b.shift:
+            raise _NotHomogeneous
+        return Degree(power=a.power + b.power if x.op == "mul" else a.power - b.power)
+
+    @staticmethod
+    def _joined(x: Map, parts: list[Degree | None]) -> Degree | None:
+        """Values that are compared or added must change alike; sums of shifts add up, and 0 has any power."""
+        operands = list(zip(x.args, parts, strict=True))
+        if x.op == "where":
+            if parts[0] not in (None, INVARIANT):
+                raise _NotHomogeneous
+            operands = operands[1:]
+        known = [part for arg, part in operands if part is not None and arg is not ZERO]
+        if x.op == "add" and not any(part.power for part in known):
+            return Degree(shift=sum(part.shift for part in known))
+        shifted = any(part.shift for part in known)
+        if shifted and any(arg is ZERO for arg, _ in operands):
+            raise _NotHomogeneous
+        if any(not _equal(part, known[0]) for part in known):
+            raise _NotHomogeneous
+        if x.kind == "bool":
+            return INVARIANT
+        return known[0] if known else INVARIANT
 
 
 def _equal(a: Degree, b: Degree) -> bool:

@@ -18,6 +18,7 @@ Reduction: TypeAlias = Reduce | Contract
 
 _EXPONENTIALS = ("exp", "exp2")
 _LOGARITHMS = {"log": "exp", "log2": "exp2"}
+_BOUNDED = ("tanh", "tanh_fast", "erf", "sin", "cos")
 _INVERSES = {"exp": "log", "exp2": "log2"}
 
 
@@ -89,6 +90,7 @@ class Separator:
         self._free: dict[Node, bool] = {}
         self._factors: dict[Node, Separated] = {}
         self._summands: dict[Node, tuple[Node, Node]] = {}
+        self._growing: dict[Node, bool] = {}
         self.out_of_range = False
         """Whether something was kept together because its parts might be out of range."""
 
@@ -231,14 +233,19 @@ class Separator:
 
     def _grows(self, x: Node) -> bool:
         """Whether ``x`` grows with an exponential that no maximum holds down: two may be out of range."""
-        if isinstance(x, Map):
-            if x.op in _EXPONENTIALS:
-                return self.free(x) and self._walk in x.axes
-            if x.op in ("tanh", "tanh_fast", "erf", "sin", "cos"):
-                return False
-            if x.op in ("div", "quotient") and at_least_one(x.args[1]):
-                return self._grows(x.args[0])
-        return any(map(self._grows, x.args)) and not isinstance(x, Reduction)
+        known = self._growing.get(x)
+        if known is None:
+            parts = x.args
+            if isinstance(x, Reduction) or (isinstance(x, Map) and x.op in _BOUNDED):
+                parts = ()
+            elif isinstance(x, Map) and x.op in ("div", "quotient") and at_least_one(x.args[1]):
+                parts = x.args[:1]
+            if isinstance(x, Map) and x.op in _EXPONENTIALS:
+                known = self.free(x) and self._walk in x.axes
+            else:
+                known = any(map(self._grows, parts))
+            self._growing[x] = known
+        return known
 
     def _runs(self, term: Node) -> bool:
         """Whether ``term`` of an exponent is a maximum; the logarithm of a sum is none."""
@@ -249,11 +256,16 @@ class Separator:
 
     def _is_computed(self, base: str, x: Node) -> bool:
         """Whether the program computes the exponential of ``x``, or a higher power of it."""
+        exponents = (node.args[0] for node in self._computed if isinstance(node, Map) and node.op == base)
         return any(
-            isinstance(node, Map)
-            and node.op == base
-            and all(term is x and k >= 1 for term, k in linear(node.args[0]).items())
-            for node in self._computed
+            node is x
+            or (
+                isinstance(node, Map)
+                and node.op == "mul"
+                and node.args[0] is x
+                and at_least_one(node.args[1])
+            )
+            for node in exponents
         )
 
     # ------------------------------------------------------------------------------------------- summands

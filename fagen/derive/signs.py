@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 from fagen.ir import graph as ir
 from fagen.ir.graph import MINUS_INF, Const, Contract, Map, Node, Reduce
@@ -10,6 +13,21 @@ from fagen.ir.graph import MINUS_INF, Const, Contract, Map, Node, Reduce
 Slope: TypeAlias = tuple[float, float]
 
 
+def _remembered(prove: Callable[[Node], bool]) -> Callable[[Node], bool]:
+    """``prove``, asked once of each node: expressions share their parts."""
+    known: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+
+    @wraps(prove)
+    def ask(x: Node) -> bool:
+        answer = known.get(x)
+        if answer is None:
+            answer = known[x] = prove(x)
+        return answer
+
+    return ask
+
+
+@_remembered
 def nonnegative(x: Node) -> bool:
     """Whether ``x`` is proven to be at least 0 (or NaN)."""
     if isinstance(x, Const):
@@ -36,6 +54,7 @@ def nonnegative(x: Node) -> bool:
     return False
 
 
+@_remembered
 def positive(x: Node) -> bool:
     """Whether ``x`` is proven to be above 0 (or NaN), the length of an axis being at least 1."""
     if isinstance(x, Const):
@@ -56,6 +75,7 @@ def positive(x: Node) -> bool:
     return False
 
 
+@_remembered
 def at_least_one(x: Node) -> bool:
     """Whether ``x`` is proven to be 1 or more (or NaN)."""
     if isinstance(x, Const):
@@ -82,8 +102,8 @@ def slope(x: Node, of: Node) -> Slope | None:
         return None
     if x.op in ("mul", "div"):
         a, b = x.args
-        inner = slope(a, of)
-        if inner is None or not isinstance(b, Const) or (x.op == "div" and not b.value):
+        inner = slope(a, of) if isinstance(b, Const) and b.value else None
+        if inner is None or not isinstance(b, Const):
             return None
         k = float(b.value) if x.op == "mul" else 1 / float(b.value)
         return min(k * inner[0], k * inner[1]), max(k * inner[0], k * inner[1])
