@@ -13,7 +13,7 @@ from fagen.emit.code import ELEMENT, Code, Split, Statement, Variable
 from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
 from fagen.emit.forward import StoreText, term_of
 from fagen.emit.scope import Scope, axis_name, block_name
-from fagen.emit.tiles import plain_read, reads
+from fagen.emit.tiles import LONG, plain_read, reads
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Map, Node
 from fagen.plan.cost import stage_roots
@@ -45,6 +45,8 @@ class OperandText:
     value: str
     plain: str
     """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
+    reads: tuple[tuple[str, str], ...]
+    """Names and text of what is read before anything is computed, so that no read waits for a computation."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Product(Flat):
             *(statement.text for statement in statements),
         ]
         texts += [text for store in self.stores for text in (store.target, store.value)]
+        texts += [read for tile in self.operands for _, read in tile.reads]
         return "\n".join([*texts, *(tile.value for tile in self.operands)])
 
     def length_of(self, tile: OperandText) -> str:
@@ -222,8 +225,12 @@ class _Builder:
         codes = [lower(node)]
         if record == "own" and self.exists is not TRUE:
             codes.append(lower(self.exists))
-        first = [] if isinstance(node, Input) else [lower(part) for part in reads(node)]
-        split = scope.split([(code, ELEMENT) for code in (*first, *codes)])
+        parts = [] if isinstance(node, Input) else reads(node)
+        split = scope.split([(code, ELEMENT) for code in (*map(lower, parts), *codes)])
+        early = [code for part in parts if isinstance(part, Input) and (code := lower(part)).ctype == "float"]
+        if codes[0].cost < LONG + sum(code.cost for code in early):
+            early = []
+        read = {split.text(code): split.definition(code) for code in early}
         value = self.marked(split, codes)
         if self.zeros and record == "own":
             value = f"unless_zero({value})"
@@ -250,9 +257,10 @@ class _Builder:
             first_column=self.start(columns),
             address=address,
             by_rows=rows is not None and nearest(node, rows, columns) == rows,
-            statements=split.at(ELEMENT),
+            statements=[s for s in split.at(ELEMENT) if s.variable.name not in read],
             value=value,
             plain=plain,
+            reads=tuple(read.items()),
         )
 
     def marked(self, split: Split, codes: Sequence[Code]) -> str:
@@ -278,7 +286,7 @@ class _Builder:
         stores = tuple(
             StoreText(
                 split.text(target),
-                f"from_float<{tensor.storage}>({split.text(value)})",
+                split.text(value),
                 f"{tensor.name} = {scope.shown(output.node)}",
                 tensor,
             )

@@ -181,7 +181,7 @@ class _Builder:
         found = tuple(
             StoreText(
                 split.text(target),
-                f"from_float<{tensor.storage}>({split.text(value)})",
+                split.text(value),
                 f"{tensor.name} = {scope.shown(output.node)}",
                 tensor,
             )

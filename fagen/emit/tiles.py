@@ -7,6 +7,8 @@ from fagen.emit.code import ATOM, Code, Split
 from fagen.emit.scope import axis_name
 from fagen.ir.graph import Axis, Input, Load, Node
 
+LONG = 8
+"""Instructions of a computation, roughly, from which on nothing read from memory should wait for it."""
 _COPIED = ("fp32", "fp16", "bf16")
 
 

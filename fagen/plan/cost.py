@@ -466,7 +466,7 @@ def registers(profile: Profile, tiles: Tiles) -> int:
     if profile.schedule == "product":
         features = ceil_div(tiles.block_feature, tiles.columns)
         if tiles.tiling != "registers":
-            return FIXED_REGISTERS + (LOOP_REGISTERS if tiles.tiling == "shared" else 0)
+            return FIXED_REGISTERS + (2 * LOOP_REGISTERS if tiles.tiling == "shared" else 0)
         held = own * features + VECTOR * (own + 1)
         return FIXED_REGISTERS + 2 * LOOP_REGISTERS + held + _busy_registers(profile.passes[0])
     if profile.schedule == "rowwise":

@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(256) forward_0_product(const __grid
   for (int d = 0; d < HEAD_DIM; ++d) {
     acc += Q_at[q * p.Q_q + d * p.Q_d] * K_at[kv * p.K_kv + d * p.K_d];
   }
-  t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(from_float<fp32>(acc));
+  t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(acc);
 }
 
 // t1 = rsqrt(head_dim) * t0
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   fp32* t0_at_0 = t0_at + q * p.t0_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t1_at_0[kv * p.t1_kv] = from_float<fp32>(from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]));
+    t1_at_0[kv * p.t1_kv] = from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]);
   }
 }
 
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     t2_at_0[kv * p.t2_kv] =
-        from_float<fp32>(from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY));
+        from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY);
   }
 }
 
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_3_rowwise(const __grid
   }
   m = lane_max<LANES>(m);
   if (lane == 0) {
-    t3_at[q * p.t3_q] = from_float<fp32>(from_float<fp32>(m));
+    t3_at[q * p.t3_q] = from_float<fp32>(m);
   }
 }
 
@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_4_rowwise(const __grid
   fp32* t2_at_0 = t2_at + q * p.t2_q;
   const float x0 = finite_or_zero(t3_at[q * p.t3_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t4_at_0[kv * p.t4_kv] = from_float<fp32>(from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0));
+    t4_at_0[kv * p.t4_kv] = from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0);
   }
 }
 
@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_5_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   fp32* t4_at_0 = t4_at + q * p.t4_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t5_at_0[kv * p.t5_kv] = from_float<fp32>(from_float<fp32>(expf(t4_at_0[kv * p.t4_kv])));
+    t5_at_0[kv * p.t5_kv] = from_float<fp32>(expf(t4_at_0[kv * p.t4_kv]));
   }
 }
 
@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_6_rowwise(const __grid
   }
   l = lane_sum<LANES>(l);
   if (lane == 0) {
-    t6_at[q * p.t6_q] = from_float<fp32>(from_float<fp32>(l));
+    t6_at[q * p.t6_q] = from_float<fp32>(l);
   }
 }
 
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_7_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   const float x0 = quotient(1.0f, t6_at[q * p.t6_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t7_at_0[kv * p.t7_kv] = from_float<fp32>(from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0));
+    t7_at_0[kv * p.t7_kv] = from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0);
   }
 }
 
@@ -323,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_8_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   fp32* t7_at_0 = t7_at + q * p.t7_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t8_at_0[kv * p.t8_kv] = from_float<fp32>(from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f));
+    t8_at_0[kv * p.t8_kv] = from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f);
   }
 }
 
@@ -349,8 +349,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     const RandomWords words = dropout_words(seed, 0, b, h, q, kv);
-    t9_at_0[kv * p.t9_kv] = from_float<fp32>(from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv))
-        ? t8_at_0[kv * p.t8_kv] : 0.0f));
+    t9_at_0[kv * p.t9_kv] =
+        from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv)) ? t8_at_0[kv * p.t8_kv] : 0.0f);
   }
 }
 
@@ -378,5 +378,5 @@ extern "C" __global__ void __launch_bounds__(256) forward_10_product(const __gri
     const float weight = t9_at[q * p.t9_q + kv * p.t9_kv];
     if (weight != 0.0f) acc += weight * V_at[kv * p.V_kv + dv * p.V_dv];
   }
-  O_at[q * p.O_q + dv] = from_float<fp32>(from_float<fp32>(acc));
+  O_at[q * p.O_q + dv] = from_float<fp32>(acc);
 }

@@ -102,7 +102,7 @@ struct Params {
 };
 
 // t0 = acc
-extern "C" __global__ void __launch_bounds__(256) forward_0_product(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(256, 3) forward_0_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16, BLOCK_KV = 16;  // of a block's results
   constexpr int BLOCK_D = 64;                 // terms of a sum in shared memory at a time
   constexpr int THREADS = 256, LANES = 16;    // threads that share a row
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256) forward_0_product(const __grid
     __syncthreads();  // all have read them
   }
   if (q < p.q_len && kv < p.kv_len) {
-    t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(from_float<fp32>(acc));
+    t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(acc);
   }
 }
 
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   fp32* t0_at_0 = t0_at + q * p.t0_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t1_at_0[kv * p.t1_kv] = from_float<fp32>(from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]));
+    t1_at_0[kv * p.t1_kv] = from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]);
   }
 }
 
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     t2_at_0[kv * p.t2_kv] =
-        from_float<fp32>(from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY));
+        from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY);
   }
 }
 
@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_3_rowwise(const __grid
   }
   m = lane_max<LANES>(m);
   if (lane == 0) {
-    t3_at[q * p.t3_q] = from_float<fp32>(from_float<fp32>(m));
+    t3_at[q * p.t3_q] = from_float<fp32>(m);
   }
 }
 
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_4_rowwise(const __grid
   fp32* t2_at_0 = t2_at + q * p.t2_q;
   const float x0 = finite_or_zero(t3_at[q * p.t3_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t4_at_0[kv * p.t4_kv] = from_float<fp32>(from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0));
+    t4_at_0[kv * p.t4_kv] = from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0);
   }
 }
 
@@ -262,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_5_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   fp32* t4_at_0 = t4_at + q * p.t4_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t5_at_0[kv * p.t5_kv] = from_float<fp32>(from_float<fp32>(expf(t4_at_0[kv * p.t4_kv])));
+    t5_at_0[kv * p.t5_kv] = from_float<fp32>(expf(t4_at_0[kv * p.t4_kv]));
   }
 }
 
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_6_rowwise(const __grid
   }
   l = lane_sum<LANES>(l);
   if (lane == 0) {
-    t6_at[q * p.t6_q] = from_float<fp32>(from_float<fp32>(l));
+    t6_at[q * p.t6_q] = from_float<fp32>(l);
   }
 }
 
@@ -315,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_7_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   const float x0 = quotient(1.0f, t6_at[q * p.t6_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t7_at_0[kv * p.t7_kv] = from_float<fp32>(from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0));
+    t7_at_0[kv * p.t7_kv] = from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0);
   }
 }
 
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_8_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   fp32* t7_at_0 = t7_at + q * p.t7_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t8_at_0[kv * p.t8_kv] = from_float<fp32>(from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f));
+    t8_at_0[kv * p.t8_kv] = from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f);
   }
 }
 
@@ -364,13 +364,13 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     const RandomWords words = dropout_words(seed, 0, b, h, q, kv);
-    t9_at_0[kv * p.t9_kv] = from_float<fp32>(from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv))
-        ? t8_at_0[kv * p.t8_kv] : 0.0f));
+    t9_at_0[kv * p.t9_kv] =
+        from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv)) ? t8_at_0[kv * p.t8_kv] : 0.0f);
   }
 }
 
 // O = acc
-extern "C" __global__ void __launch_bounds__(256) forward_10_product(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(256, 3) forward_10_product(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16, BLOCK_DV = 16;  // of a block's results
   constexpr int BLOCK_KV = 64;                // terms of a sum in shared memory at a time
   constexpr int THREADS = 256, LANES = 16;    // threads that share a row
@@ -408,6 +408,6 @@ extern "C" __global__ void __launch_bounds__(256) forward_10_product(const __gri
     __syncthreads();  // all have read them
   }
   if (q < p.q_len && dv < V_HEAD_DIM) {
-    O_at[q * p.O_q + dv] = from_float<fp32>(from_float<fp32>(acc));
+    O_at[q * p.O_q + dv] = from_float<fp32>(acc);
   }
 }

@@ -160,7 +160,7 @@ namespace forward_0_product_ {
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const int kv = kv_start + c * LANES + lane;
         if (kv < p.kv_len) {
-          t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(from_float<fp32>(acc[r][c]));
+          t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(acc[r][c]);
         }
       }
     }
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   fp32* t0_at_0 = t0_at + q * p.t0_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t1_at_0[kv * p.t1_kv] = from_float<fp32>(from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]));
+    t1_at_0[kv * p.t1_kv] = from_float<fp32>(SCALE * t0_at_0[kv * p.t0_kv]);
   }
 }
 
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     t2_at_0[kv * p.t2_kv] =
-        from_float<fp32>(from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY));
+        from_float<fp32>(kv + p.q_len <= q + p.kv_len ? t1_at_0[kv * p.t1_kv] : -INFINITY);
   }
 }
 
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_3_rowwise(const __grid
   }
   m = lane_max<LANES>(m);
   if (lane == 0) {
-    t3_at[q * p.t3_q] = from_float<fp32>(from_float<fp32>(m));
+    t3_at[q * p.t3_q] = from_float<fp32>(m);
   }
 }
 
@@ -264,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_4_rowwise(const __grid
   fp32* t2_at_0 = t2_at + q * p.t2_q;
   const float x0 = finite_or_zero(t3_at[q * p.t3_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t4_at_0[kv * p.t4_kv] = from_float<fp32>(from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0));
+    t4_at_0[kv * p.t4_kv] = from_float<fp32>(t2_at_0[kv * p.t2_kv] - x0);
   }
 }
 
@@ -287,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_5_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   fp32* t4_at_0 = t4_at + q * p.t4_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t5_at_0[kv * p.t5_kv] = from_float<fp32>(from_float<fp32>(expf(t4_at_0[kv * p.t4_kv])));
+    t5_at_0[kv * p.t5_kv] = from_float<fp32>(expf(t4_at_0[kv * p.t4_kv]));
   }
 }
 
@@ -315,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_6_rowwise(const __grid
   }
   l = lane_sum<LANES>(l);
   if (lane == 0) {
-    t6_at[q * p.t6_q] = from_float<fp32>(from_float<fp32>(l));
+    t6_at[q * p.t6_q] = from_float<fp32>(l);
   }
 }
 
@@ -340,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_7_rowwise(const __grid
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   const float x0 = quotient(1.0f, t6_at[q * p.t6_q]);
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t7_at_0[kv * p.t7_kv] = from_float<fp32>(from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0));
+    t7_at_0[kv * p.t7_kv] = from_float<fp32>(t5_at_0[kv * p.t5_kv] * x0);
   }
 }
 
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_8_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   fp32* t7_at_0 = t7_at + q * p.t7_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
-    t8_at_0[kv * p.t8_kv] = from_float<fp32>(from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f));
+    t8_at_0[kv * p.t8_kv] = from_float<fp32>(t7_at_0[kv * p.t7_kv] * 1.1111187f);
   }
 }
 
@@ -389,8 +389,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   for (int kv = lane; kv < p.kv_len; kv += LANES) {
     const RandomWords words = dropout_words(seed, 0, b, h, q, kv);
-    t9_at_0[kv * p.t9_kv] = from_float<fp32>(from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv))
-        ? t8_at_0[kv * p.t8_kv] : 0.0f));
+    t9_at_0[kv * p.t9_kv] =
+        from_float<fp32>(6554 <= int32(dropout_bits(words, q, kv)) ? t8_at_0[kv * p.t8_kv] : 0.0f);
   }
 }
 
@@ -456,7 +456,7 @@ namespace forward_10_product_ {
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const int dv = dv_start + c * LANES + lane;
         if (dv < V_HEAD_DIM) {
-          O_at[q * p.O_q + dv] = from_float<fp32>(from_float<fp32>(acc[r][c]));
+          O_at[q * p.O_q + dv] = from_float<fp32>(acc[r][c]);
         }
       }
     }

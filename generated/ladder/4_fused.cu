@@ -120,8 +120,7 @@ namespace forward_0_product_ {
         const int kv = kv_start + c * LANES + lane;
         if (kv < p.kv_len) {
           t0_at[q * p.t0_q + kv * p.t0_kv] =
-              from_float<fp32>(from_float<fp32>(kv + p.q_len <= q + p.kv_len
-              ? acc[r][c] * SCALE : -INFINITY));
+              from_float<fp32>(kv + p.q_len <= q + p.kv_len ? acc[r][c] * SCALE : -INFINITY);
         }
       }
     }
@@ -153,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   }
   m = lane_max<LANES>(m);
   if (lane == 0) {
-    t1_at[q * p.t1_q] = from_float<fp32>(from_float<fp32>(m));
+    t1_at[q * p.t1_q] = from_float<fp32>(m);
   }
 }
 
@@ -183,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   }
   l = lane_sum<LANES>(l);
   if (lane == 0) {
-    t2_at[q * p.t2_q] = from_float<fp32>(from_float<fp32>(l));
+    t2_at[q * p.t2_q] = from_float<fp32>(l);
   }
 }
 
@@ -239,10 +238,12 @@ namespace forward_3_product_ {
     const Tile<BLOCK_Q, BLOCK_KV> own_tile(OWN_AT);
     const Tile<BLOCK_DV, BLOCK_KV> V_tile(V_AT);
     for (int kv_start = 0; kv_start < p.kv_len; kv_start += BLOCK_KV) {
-      fill_tile<THREADS>(own_tile, q_start, p.q_len, p.kv_len, [&](int q, int kv) {
-        const float t2_value = t2_at[q * p.t2_q];
-        const float t0_value = t0_at[q * p.t0_q + kv * p.t0_kv];
-        const float t1_value = t1_at[q * p.t1_q];
+      compute_tile<THREADS>(own_tile, q_start, p.q_len, p.kv_len,
+      [&](int q, int kv) {
+        return Reads<3>{t2_at[q * p.t2_q], t0_at[q * p.t0_q + kv * p.t0_kv], t1_at[q * p.t1_q]};
+      },
+      [&](const Reads<3>& read, int q, int kv) {
+        const float t2_value = read[0], t0_value = read[1], t1_value = read[2];
         const RandomWords words = dropout_words(seed, 0, b, h, q, kv);
         return unless_zero(6554 <= int32(dropout_bits(words, q, kv))
             ? quotient(expf(t0_value - finite_or_zero(t1_value)), t2_value) * 1.1111187f : 0.0f);
@@ -259,7 +260,7 @@ namespace forward_3_product_ {
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const int dv = dv_start + c * LANES + lane;
         if (dv < V_HEAD_DIM) {
-          O_at[q * p.O_q + dv] = from_float<fp32>(from_float<fp32>(acc[r][c]));
+          O_at[q * p.O_q + dv] = from_float<fp32>(acc[r][c]);
         }
       }
     }

@@ -13,7 +13,10 @@
 //   copy_tile<THREADS>(tile, first, length, columns, data, row_step, column_step)
 //       the same for data[row * row_step + column * column_step]: in vectors of 16 bytes where the columns lie side by
 //       side and all is aligned
-//   fill_tile_by_rows copy_tile_by_rows   the same; neighbouring threads ask for neighbouring rows
+//   compute_tile<THREADS>(tile, first, length, columns, read, element)
+//       the same for element(read(row, column), row, column), where read gives Reads<N>{...}, N numbers: a thread reads
+//       for several elements before it computes the first
+//   fill_tile_by_rows copy_tile_by_rows compute_tile_by_rows   the same; neighbouring threads ask for neighbouring rows
 //   UNROLL for (...)                  a loop whose every step is written out, so that its arrays are registers
 //   take(rest, n)                     rest % n, and rest becomes rest / n
 //   next_tile<BLOCK>(begin, end, from)
@@ -63,25 +66,39 @@ __device__ constexpr int batch_of(int count, int threads, int most) {
   return count <= threads ? 1 : count >= most * threads ? most : (count + threads - 1) / threads;
 }
 
-template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class Element>
-__device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
-                                          Element element, int from = 0) {
+template <int N>
+struct Reads {
+  float values[N];
+  __device__ __forceinline__ float operator[](int i) const { return values[i]; }
+};
+
+template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class Read, class Element>
+__device__ __forceinline__ void compute_tile(const Tile<ROWS, WIDTH>& tile, int first, int length,
+                                             int columns, Read read, Element element, int from = 0) {
   constexpr int COUNT = ROWS * WIDTH, BATCH = batch_of(COUNT, THREADS, 8);
   const int last_row = length - first - 1, last_column = columns - from - 1;
   for (int start = threadIdx.x; start < COUNT; start += THREADS * BATCH) {
-    float values[BATCH];
+    decltype(read(0, 0)) got[BATCH];
     UNROLL for (int i = 0; i < BATCH; ++i) {
       const int at = minimum(start + i * THREADS, COUNT - 1);
       const int row = BY_ROWS ? at % ROWS : at / WIDTH, column = BY_ROWS ? at / ROWS : at % WIDTH;
-      const float value = element(first + minimum(row, last_row), from + minimum(column, last_column));
-      values[i] = column <= last_column ? value : 0.0f;
+      got[i] = read(first + minimum(row, last_row), from + minimum(column, last_column));
     }
     UNROLL for (int i = 0; i < BATCH; ++i) {
       const int at = start + i * THREADS;
       const int row = BY_ROWS ? at % ROWS : at / WIDTH, column = BY_ROWS ? at / ROWS : at % WIDTH;
-      if (at < COUNT) tile(row, column) = values[i];
+      const float value =
+          element(got[i], first + minimum(row, last_row), from + minimum(column, last_column));
+      if (at < COUNT) tile(row, column) = column <= last_column ? value : 0.0f;
     }
   }
+}
+
+template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class Element>
+__device__ __forceinline__ void fill_tile(const Tile<ROWS, WIDTH>& tile, int first, int length, int columns,
+                                          Element element, int from = 0) {
+  const auto as_it_is = [](float value, int, int) { return value; };
+  compute_tile<THREADS, BY_ROWS>(tile, first, length, columns, element, as_it_is, from);
 }
 
 template <int THREADS, bool BY_ROWS = false, int ROWS, int WIDTH, class T>
@@ -135,6 +152,12 @@ __device__ __forceinline__ void copy_tile_by_rows(const Tile<ROWS, WIDTH>& tile,
                                                   int columns, const T* data, int64 row_step,
                                                   int64 column_step, int from = 0) {
   copy_tile<THREADS, true>(tile, first, length, columns, data, row_step, column_step, from);
+}
+
+template <int THREADS, int ROWS, int WIDTH, class Read, class Element>
+__device__ __forceinline__ void compute_tile_by_rows(const Tile<ROWS, WIDTH>& tile, int first, int length,
+                                                     int columns, Read read, Element element, int from = 0) {
+  compute_tile<THREADS, true>(tile, first, length, columns, read, element, from);
 }
 
 template <int BLOCK, int N>
