@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 import fagen as fg
-from fagen.calls.dispatch import arch_of
+from fagen.calls.dispatch import problem_for
 from fagen.calls.prepared import draw_seed
-from fagen.calls.values import read, storages
-from fagen.compile import Compiled, compile_problem, problem_of
+from fagen.calls.values import read
+from fagen.compile import Compiled, compile_problem
 from fagen.ir.reference import compare, eager, evaluate, evaluate_nodes
 from fagen.lang.attention import attention as traced_attention
 from fagen.lang.expr import Expr
@@ -372,8 +372,7 @@ def covering(factors: Sequence[Sequence[Any]], least: int, rng: random.Random) -
 def compiled_for(call: Call, family: str) -> Compiled:
     """What `fg.attention` runs for a call."""
     values = read(call.traced.graph, call.values)
-    arch = arch_of(values.device)
-    return compile_problem(problem_of(values.graph, arch, family, storages(values), values.sizes()))
+    return compile_problem(problem_for(values, family, values.sizes()))
 
 
 def check(case: Case, device: torch.device | str, family: str) -> None:

@@ -78,8 +78,9 @@ def compute(graph: Graph, given: Sequence[Any], options: Options, kernel: Compil
         kind = value.__class__
         if kind in _PLAIN:
             device = value.device
-            facts += (value.dtype, device, value.shape, value.stride(), value.data_ptr() % 16)
-            facts += (value.requires_grad, value.is_neg())
+            facts += (value.dtype, device, value.shape, value.layout, value.requires_grad, value.is_neg())
+            if value.layout is torch.strided:
+                facts += (value.stride(), value.data_ptr() % 16)
         elif isinstance(value, Tensor):
             return _call_subclass(graph, given, options, kernel)
         else:
@@ -147,7 +148,7 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
             works='move them to cuda or cpu, or take family="reference"',
         )
     if kernel is None:
-        kernel = compile_problem(_problem(values, options.family, sizes))
+        kernel = compile_problem(problem_for(values, options.family, sizes))
     else:
         _check_kernel(kernel, values, sizes)
         kernel = compile_problem(kernel.problem.read_as(aligned(values)))
@@ -207,7 +208,7 @@ def output_dtypes(values: Values) -> list[torch.dtype]:
     floats = [tensor.dtype for _, tensor in values.inputs if tensor.dtype.is_floating_point]
     if torch.float64 in floats:
         return [torch.float64] * len(values.graph.outputs)
-    problem = _problem(values, None, values.sizes())
+    problem = problem_for(values, None, values.sizes())
     return [DTYPE_OF[storage] for storage in output_storages(problem)]
 
 
@@ -225,7 +226,7 @@ def empty_outputs(graph: Graph, given: Sequence[Any]) -> Outputs:
 # ------------------------------------------------------------------------------------ kernels for the values
 
 
-def _problem(values: Values, family: str | None, sizes: Mapping[Axis, int]) -> Problem:
+def problem_for(values: Values, family: str | None, sizes: Mapping[Axis, int]) -> Problem:
     """What is planned for a call."""
     problem = problem_of(values.graph, arch_of(values.device), family, storages(values), sizes)
     return problem.read_as(aligned(values))
