@@ -107,11 +107,14 @@ class _Memory:
         self.words = place + len(recipe.buffers)
 
     def place(self, tensor: TensorId | None) -> int:
-        """Where the memory of an address stands; the seed's, and that of an empty tensor, are the words."""
-        if tensor is not None and tensor[0] == "counter":
-            return self.words + 1
-        if tensor is None or self._tensors[tensor].empty:
+        """Where the memory of an address stands: the seed, the counter and the zeros that stand for an empty
+        tensor come after all tensors."""
+        if tensor is None:
             return self.words
+        if tensor[0] == "counter":
+            return self.words + 1
+        if self._tensors[tensor].empty:
+            return self.words + 2
         return self._tensors[tensor].place
 
     def known(self, field: Field) -> int | None:
@@ -177,7 +180,8 @@ class Prepared:
             ) from None
         self.places = [memory.place(tensor) for tensor in self.packer.data]
         self.random = None in self.packer.data
-        self.spare = memory.words in self.places and not self.random
+        self.counts = memory.words + 1 in self.places
+        self.spare = memory.words + 2 in self.places
         self._names = [argument.name for argument in graph.arguments]
         self.launches = [
             (
@@ -256,8 +260,7 @@ class OnGpu(Prepared):
         shared = {each.name: each.shared_bytes for each in binary.recipe.functions}
         functions = self._gpu.functions(binary.key, binary.image, shared)
         self.launches = [(functions[function], *rest) for function, *rest in self.launches]
-        self._words = torch.zeros(2, dtype=torch.int64, device=values.device) if self.spare else None
-        self._counts = ("counter", 0) in self.packer.data
+        self._zeros = torch.zeros(2, dtype=torch.int64, device=values.device) if self.spare else None
         self._lead = b""
         if has_maps(binary.recipe.fields):
             self._lead = bytes(self._gpu.parameter_offset(binary.key, binary.image, list(functions)))
@@ -277,9 +280,9 @@ class OnGpu(Prepared):
         if self.buffers:
             self.allocate(memory, lambda size: torch.empty(size, dtype=torch.uint8, device=device))
         stream = self._gpu.current_stream()
-        memory.append(draw_seed(device) if self.random else self._words)
-        if self._counts:
-            memory.append(self._gpu.counter(stream))
+        memory.append(draw_seed(device) if self.random else None)
+        memory.append(self._gpu.counter(stream) if self.counts else None)
+        memory.append(self._zeros)
         params = self._lead + self.pack(memory, given)
         self._gpu.launch([(*each, params) for each in self.launches], stream)
         return outputs
@@ -331,8 +334,8 @@ class OnEmulator(Prepared):
             return outputs
         memory = [*given, *outputs]
         self.allocate(memory, lambda size: torch.full((size,), 255, dtype=torch.uint8))
-        memory.append(draw_seed(self.device) if self.random else torch.zeros(2, dtype=torch.int64))
-        memory.append(torch.zeros(1, dtype=torch.int32))
+        memory.append(draw_seed(self.device) if self.random else None)
+        memory += [torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)]
         params = self.pack(memory, given)
         settings = _emulation.get()
         kernels = self._kernel.emulated(settings.checker)
