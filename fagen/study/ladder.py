@@ -118,16 +118,14 @@ def attention_ladder(
     dropout: float = 0.1,
     is_causal: bool = True,
     arch: str = "A100",
-    family: str | None = None,
+    family: str = "simt",
 ) -> Problem:
     """The attention of the ladder, before a rung pins anything: q, k, v over (b, h, q, d) and so on."""
     graph = attention(mask=causal() if is_causal else None, dropout=dropout).graph
     return Problem(graph, arch_for(arch).name, family, (("d", head_dim), ("dv", head_dim)), (storage,) * 3)
 
 
-def matmul_ladder(
-    n: int, storage: Storage = "fp32", arch: str = "A100", family: str | None = None
-) -> Problem:
+def matmul_ladder(n: int, storage: Storage = "fp32", arch: str = "A100", family: str = "simt") -> Problem:
     """``c = a b``, a (i, k), b (k, j), all lengths ``n``."""
     return Problem(_matmul(), arch_for(arch).name, family, tuple(matmul_lengths(n).items()), (storage,) * 2)
 

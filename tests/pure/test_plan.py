@@ -65,7 +65,8 @@ def test_every_usual_head_dim_fits_everywhere(arch: str) -> None:
     for head_dim in every if arch == "generic" else [1, 64, 256, *draw.sample(every, 20)]:
         v_head_dim = draw.choice([head_dim, draw.randint(1, 256)])
         storage: Storage = draw.choice(["fp32", "fp16", "bf16"])
-        made = plan(problem(graph, head_dim, v_head_dim, storage, arch))
+        check_fits(plan(problem(graph, head_dim, v_head_dim, storage, arch)))
+        made = plan(problem(graph, head_dim, v_head_dim, storage, arch, family="simt"))
         assert [kernel.schedule for kernel in made.kernels] == ["forward_loop"], (seed, head_dim)
         check_fits(made)
         (kernel,) = made.kernels
