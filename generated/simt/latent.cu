@@ -44,7 +44,7 @@ struct Params {
 namespace forward_0_product_ {
   constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // of a block's results
   constexpr int BLOCK_D = 32;                  // terms of a sum in shared memory at a time
-  constexpr int THREADS = 128, LANES = 8;      // LANES of them share a row
+  constexpr int THREADS = 128, LANES = 8;      // threads that share a row
   // of a block's results, each thread's share
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;
   constexpr uint32 Q0_AT = 0, V_AT = 18432;  // where tiles lie in shared memory, in bytes
@@ -99,7 +99,7 @@ namespace forward_0_product_ {
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const int kv = kv_start + c * LANES + lane;
         if (kv < p.kv_len) {
-          t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(from_float<fp32>(acc[r][c]));
+          t0_at[q * p.t0_q + kv * p.t0_kv] = from_float<fp32>(acc[r][c]);
         }
       }
     }

@@ -213,9 +213,9 @@ def test_a_new_program_in_a_running_process_takes_little_time() -> None:
     for window in range(5):
         graph = attention(mask=fg.sliding_window(100 + window), score=fg.softcap(10.0 + window)).graph
         made = planned(graph)
-        start = time.perf_counter()
+        start = time.process_time()
         emit(made)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.04
 
 
