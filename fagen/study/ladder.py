@@ -209,7 +209,7 @@ def saving(step: Step, before: Step | None) -> str:
         parts.append(f"{_counted(before.kernels - step.kernels, 'launch')} fewer")
     if before.extra_bytes > step.extra_bytes:
         parts.append(f"{quantity(before.extra_bytes - step.extra_bytes, 'B')} of extra memory")
-    return f"{', '.join(parts) or 'no bytes'}: {figures}."
+    return f"{', '.join(parts) or 'nothing at this size'}: {figures}."
 
 
 def _counted(count: int, noun: str) -> str:

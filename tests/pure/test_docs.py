@@ -16,6 +16,7 @@ from fagen.cli.commands import app
 from fagen.emit.program import emit
 from fagen.ir.graph import Axis
 from fagen.lang import masks, scores
+from fagen.plan.arch import ROWS
 from fagen.plan.plan import Problem
 from fagen.plan.planner import plan
 from fagen.study.ladder import attention_ladder, attention_lengths, climb, matmul_ladder, matmul_lengths, rows
@@ -86,6 +87,12 @@ def test_every_command_that_is_shown_exists():
     for name, rest in shown:
         known = {option for parameter in commands[name].params for option in parameter.opts}
         assert set(re.findall(r"--[\w-]+", rest)) <= known, name
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/story.md"])
+def test_every_family_is_named(name: str):
+    named = set(re.findall(r"`(simt|sm\d+)`", text_of(name)))
+    assert named == {family for row in ROWS for family in row.families}
 
 
 def test_every_mask_and_score_of_the_library_is_named():
