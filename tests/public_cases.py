@@ -119,7 +119,7 @@ def test_b29_a_list_of_blocks_is_not_dropped(device: str) -> None:
     table = fg.capture(blocks, "row column")[fg.q // 256, fg.kv // 256]
     always = (fg.kv >= 0) & (fg.q < fg.size("q"))
     out = attend(given, mask=table & always)
-    assert torch.equal(fg.attention(*given, mask=table), out)
+    near(fg.attention(*given, mask=table), out, 2**-8)
     pairs = blocks.repeat_interleave(256, 0).repeat_interleave(256, 1)
     near(fg.attention(*given, mask=fg.capture(pairs, "q kv")), out, 2**-8)
     ones = torch.ones(1, 2, 1024, 128, device=device, dtype=torch.bfloat16)
@@ -178,13 +178,13 @@ def test_b13_head_dims_that_are_no_powers_of_two(device: str, head_dim: int) -> 
 
 
 @pytest.mark.parametrize("group", [3, 5, 6, 7, 16])
-def test_b31_groups_that_are_no_powers_of_two(device: str, group: int) -> None:
-    for q_len, kv_len in ((1, 4096), (130, 200)):
-        q, k, v = tensors(device, heads=(2 * group, 2), q_len=q_len, kv_len=kv_len)
-        out = attend((q, k, v))
-        for head in (0, group - 1, group, 2 * group - 1):
-            s = (q[:, head].double() @ k[:, head // group].double().mT) / 4
-            near(out[:, head], s.softmax(-1) @ v[:, head // group].double(), 1e-5)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 4096), (130, 200)])
+def test_b31_groups_that_are_no_powers_of_two(device: str, group: int, q_len: int, kv_len: int) -> None:
+    q, k, v = tensors(device, heads=(2 * group, 2), q_len=q_len, kv_len=kv_len)
+    out = fg.attention(q, k, v)
+    for head in range(2 * group):
+        s = (q[:, head].double() @ k[:, head // group].double().mT) / 4
+        near(out[:, head], s.softmax(-1) @ v[:, head // group].double(), 1e-6)
 
 
 @pytest.mark.parametrize(

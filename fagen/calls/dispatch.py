@@ -148,10 +148,11 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
             works='move them to cuda or cpu, or take family="reference"',
         )
     if kernel is None:
-        kernel = compile_problem(problem_for(values, options.family, sizes))
+        problem = problem_for(values, options.family, sizes)
     else:
         _check_kernel(kernel, values, sizes)
-        kernel = compile_problem(kernel.problem.read_as(aligned(values)))
+        problem = kernel.problem
+    kernel = compile_problem(problem.read_as(aligned(values)))
     run: Run
     if all(0 in shape for shape in output_shapes(graph, sizes)):
         run = partial(empty_outputs, graph)
@@ -208,7 +209,7 @@ def output_dtypes(values: Values) -> list[torch.dtype]:
     floats = [tensor.dtype for _, tensor in values.inputs if tensor.dtype.is_floating_point]
     if torch.float64 in floats:
         return [torch.float64] * len(values.graph.outputs)
-    problem = problem_for(values, None, values.sizes())
+    problem = problem_of(values.graph, arch_of(values.device), None, storages(values), values.sizes())
     return [DTYPE_OF[storage] for storage in output_storages(problem)]
 
 
@@ -228,8 +229,7 @@ def empty_outputs(graph: Graph, given: Sequence[Any]) -> Outputs:
 
 def problem_for(values: Values, family: str | None, sizes: Mapping[Axis, int]) -> Problem:
     """What is planned for a call."""
-    problem = problem_of(values.graph, arch_of(values.device), family, storages(values), sizes)
-    return problem.read_as(aligned(values))
+    return problem_of(values.graph, arch_of(values.device), family, storages(values), sizes)
 
 
 @lru_cache(maxsize=64)
