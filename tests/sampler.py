@@ -304,20 +304,23 @@ def lay_out(tensor: Tensor, how: str) -> Tensor:
 # ------------------------------------------------------------------------------------------------ the sample
 
 
+def _factors(family: str) -> dict[str, Sequence[Any]]:
+    """The choices there are for a family: tensor cores take 16-bit operands."""
+    return dict(FACTORS) if family == "simt" else {**FACTORS, "dtype": ("fp16", "bf16")}
+
+
 @lru_cache
 def sample(family: str) -> tuple[Case, ...]:
     """The cases of a family: each pair of levels of two factors is in one of them."""
-    factors = dict(FACTORS)
-    if family != "simt":  # tensor cores take 16-bit operands
-        factors["dtype"] = ("fp16", "bf16")
+    factors = _factors(family)
     rows = covering(list(factors.values()), LEAST, random.Random(f"{SEED} {family}"))
     return tuple(Case(number, **dict(zip(factors, row, strict=True))) for number, row in enumerate(rows))
 
 
-def of_the_file(mask: str) -> Case:
+def of_the_file(mask: str, family: str) -> Case:
     """A mask at the lengths of its file, with nothing else; tables are drawn anew for these, too."""
     file = MASKS[mask]
-    plain = {name: levels[0] for name, levels in FACTORS.items()}
+    plain = {name: levels[0] for name, levels in _factors(family).items()}
     plain |= {"mask": mask, "head_dim": 64, "q_len": file.q_len, "kv_len": file.kv_len, "return_lse": True}
     return Case(list(MASKS).index(mask), **plain)
 

@@ -50,7 +50,7 @@ def test_the_sample_is_right(family: str, case: Case) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_at_the_lengths_of_the_file(family: str, name: str) -> None:
-    check(of_the_file(name), "cpu", family)
+    check(of_the_file(name, family), "cpu", family)
 
 
 @pytest.mark.cxx

@@ -35,7 +35,7 @@ def test_the_sample_is_right(family: str, case: Case) -> None:
     check(case, "cuda", family)
 
 
-@_named([(family, of_the_file(name)) for family in FAMILIES for name in MASKS])
+@_named([(family, of_the_file(name, family)) for family in FAMILIES for name in MASKS])
 def test_masks_at_the_lengths_of_the_file(family: str, case: Case) -> None:
     check(case, "cuda", family)
 
