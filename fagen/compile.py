@@ -2,28 +2,31 @@
 
 A problem is planned and emitted when someone asks for it: a process that finds its kernel by the index
 derives nothing. What a compiler says of a candidate decides: one that spills registers is rejected with the
-reason, the next is built, and the winner is remembered.
+reason and the next is built, of the next family where one has no more. The winner is remembered, with what
+was rejected before it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from fagen.emit.program import Emitted, emit
-from fagen.errors import BuildError
+from fagen.errors import BuildError, PlanError
 from fagen.ir.check import direct_inputs
 from fagen.ir.graph import Axis, Graph, Node
 from fagen.ir.show import show, show_graph
 from fagen.plan.arch import arch_for
+from fagen.plan.cost import Tiles, tiles_of
 from fagen.plan.plan import Plan, Problem, Rejected, Storage
 from fagen.plan.planner import plans
 from fagen.plan.tiling import length_classes
@@ -34,7 +37,7 @@ from fagen.run.emulate import Checker, EmulatedKernels, compile_text
 from fagen.run.recipe import Recipe, recipe_of
 
 MOST_CANDIDATES = 8
-"""Plans tried, the best first, before a problem is given up."""
+"""Plans of a family that are tried, the best first, before it is given up."""
 
 FEW_SPILLED_BYTES = 512
 """Stored and loaded by the whole text of a function: a few registers kept in memory across a loop on tensor
@@ -76,8 +79,9 @@ class Compiled:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._lock = threading.RLock()
-        self._candidates: list[Candidate] = []
-        self._plans: tuple[Plan, ...] = ()
+        self._candidates: dict[int, Candidate] = {}
+        self._plans: list[Plan] = []
+        self._families: list[range] = []
         self._chosen = 0
         self._rejected: list[Rejected] = []
         self._binaries: dict[str | tuple[int, int], Binary] = {}
@@ -113,24 +117,48 @@ class Compiled:
     def candidate(self, number: int) -> Candidate:
         """A candidate by its rank, planned and emitted if need be; IndexError behind the last."""
         with self._lock:
-            self.require_plan()
-            while number >= len(self._candidates):
-                plan = self._plans[len(self._candidates)]
-                self._candidates.append(Candidate(plan, emit(plan)))
-            return self._candidates[number]
+            while number >= len(self._plans):
+                if not self._family(len(self._families)):
+                    raise IndexError(f"{self.name} has {len(self._plans)} candidates")
+            found = self._candidates.get(number)
+            if found is None:
+                plan = self._plans[number]
+                found = self._candidates[number] = Candidate(plan, emit(plan))
+            return found
 
     def require_plan(self) -> None:
         """Raise PlanError where no plan fits."""
-        with self._lock:
-            self._plans = self._plans or self._planned()
+        self._family(0)
 
-    def _planned(self) -> tuple[Plan, ...]:
+    def _family(self, order: int) -> range:
+        """The candidates of a family, by the order in which families are tried; none behind the last.
+
+        Raises PlanError where not even the first has one.
+        """
+        with self._lock:
+            while len(self._families) <= order:
+                given_up = {self._plans[numbers[0]].family for numbers in self._families}
+                found = self._planned(given_up) if not given_up or self.problem.family is None else ()
+                if not found or found[0].family in given_up:
+                    return range(0)
+                first = len(self._plans)
+                self._plans += found
+                self._families.append(range(first, len(self._plans)))
+            return self._families[order]
+
+    def _planned(self, given_up: Set[str]) -> tuple[Plan, ...]:
+        """Plans of the first family that has any, beside those that were given up."""
         graph, start = self.problem.graph, time.perf_counter()
         if debug_level() >= GRAPH or os.environ.get("FAGEN_DUMP"):
             shown = show_graph(graph)
             debug(GRAPH, f"{self.name}\n{shown}")
             dump(self.name, ".graph.txt", shown + "\n")
-        found = plans(self.problem, most=MOST_CANDIDATES)
+        try:
+            found = plans(self.problem, most=MOST_CANDIDATES, without=given_up)
+        except PlanError:
+            if given_up:
+                return ()
+            raise
         best = found[0]
         kernels = ", ".join(f"{k.function} ({k.schedule}, {k.threads} threads)" for k in best.kernels)
         debug(PLAN, f"{self.name}: {best.family}: {kernels}")
@@ -197,8 +225,10 @@ class Compiled:
 
     def _build(self, arch: str | tuple[int, int]) -> Binary:
         parts = {"kind": "binary", "target": str(arch), "compiler": _variables(), **self._parts()}
-        if not _looked_at() and (found := _remembered(index_get(parts))):
+        entry = None if _looked_at() else index_get(parts)
+        if entry and (found := _remembered(entry)):
             self._chosen = found.candidate
+            self._rejected = [Rejected(who, why, built=True) for who, why in entry["rejected"]]
             return found
         number, built = self._best(arch)
         self._chosen = number
@@ -211,37 +241,61 @@ class Compiled:
                     "candidate": number,
                     "recipe": recipe.to_json(),
                     "compiler": _compiler_file(),
+                    "rejected": [[each.candidate, each.reason] for each in self._rejected],
                 },
             )
         return Binary(built.key, built.image, recipe, built.functions, number)
 
     def _best(self, arch: str | tuple[int, int]) -> tuple[int, Built]:
-        """The first candidate that builds well, and what it built; else the one with the smallest stack."""
-        tried: list[tuple[int, int, Built]] = []
-        for number in range(MOST_CANDIDATES):
-            try:
-                text = self.candidate(number).emitted.text
-            except IndexError:
+        """The first candidate that builds well, and what it built."""
+        self._rejected = []
+        for order in itertools.count():
+            numbers = self._family(order)
+            if not numbers:
                 break
-            built = build(text, name=self.name, arch=arch)
-            reason, stack_bytes = judged(built)
-            if not reason:
-                return number, built
-            if stack_bytes:
-                again = stack_bytes == min((each[0] for each in tried), default=0)
-                tried.append((stack_bytes, number, built))
-                if again:
-                    break  # it is that of a function called, and other tiles call it too
-            debug(PLAN, f"{self.name}: candidate {number} is rejected: {reason}")
-            self._rejected.append(Rejected(f"candidate {number}", reason))
-        if tried:
-            _, number, built = min(tried, key=lambda each: each[:2])
-            return number, built
-        reasons = "; ".join(f"{each.candidate} {each.reason}" for each in self._rejected)
+            found = self._best_of(numbers, arch)
+            if found is not None:
+                return found
+        reasons = "; ".join(f"{each.candidate}: {each.reason}" for each in self._rejected)
         raise BuildError(
             f"no plan of {self.name} builds well for {arch}: {reasons}",
             works="a smaller head dim, a 16-bit dtype or another family may",
         )
+
+    def _best_of(self, numbers: range, arch: str | tuple[int, int]) -> tuple[int, Built] | None:
+        """Of the candidates of a family the first that builds well, else the one with the smallest stack.
+
+        None where all spill.
+        """
+        stacks: list[tuple[int, int, Built]] = []
+        tried: list[list[Tiles]] = []
+        for number in numbers:
+            tiles = [tiles_of(kernel) for kernel in self._plans[number].kernels]
+            if tiles in tried:
+                continue  # more registers are no help against a stack
+            built = build(self.candidate(number).emitted.text, name=self.name, arch=arch)
+            reason, stack_bytes = judged(built)
+            if not reason:
+                return number, built
+            if stack_bytes:
+                again = stack_bytes == min((each[0] for each in stacks), default=0)
+                stacks.append((stack_bytes, number, built))
+                tried.append(tiles)
+                if again:
+                    break  # it is that of a function called, and other tiles call it too
+            debug(PLAN, f"{self.name}: {self._named(number)} is rejected: {reason}")
+            self._rejected.append(Rejected(self._named(number), reason, built=True))
+        if not stacks:
+            return None
+        _, number, built = min(stacks, key=lambda each: each[:2])
+        self._rejected = [each for each in self._rejected if each.candidate != self._named(number)]
+        return number, built
+
+    def _named(self, number: int) -> str:
+        """A candidate by number, family and tiles."""
+        plan = self._plans[number]
+        kernels = (f"{tiles_of(kernel)}, {kernel.resident} blocks at once" for kernel in plan.kernels)
+        return f"candidate {number} ({plan.family}: {'; '.join(kernels)})"
 
     def _asked(self) -> dict[str, Any]:
         """The problem as JSON can hold it."""
@@ -300,10 +354,8 @@ def _stat(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def _remembered(value: Any) -> Binary | None:
+def _remembered(value: Mapping[str, Any]) -> Binary | None:
     """The binary an index entry stands for; None where it is gone, or its compiler was replaced."""
-    if value is None:
-        return None
     if value["compiler"]:
         path, *stat = value["compiler"]
         if os.path.exists(path) and _stat(Path(path)) != stat:

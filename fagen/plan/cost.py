@@ -762,17 +762,17 @@ class Model:
             self._needs[tiles] = found
         return found
 
-    def resident(self, tiles: Tiles) -> int:
-        """Blocks that a multiprocessor holds at once."""
+    def resident(self, tiles: Tiles, most: int | None = None) -> int:
+        """Blocks that a multiprocessor holds at once, or ``most`` of them."""
         bytes_, count = self.needs(tiles)
-        return max(resident_blocks(self.arch, tiles.threads, count, bytes_), 1)
+        found = max(resident_blocks(self.arch, tiles.threads, count, bytes_), 1)
+        return found if most is None else min(found, most)
 
     def busy_seconds(self, tiles: Tiles) -> float:
         """Time of the multiprocessors, whatever memory does."""
-        return self._busy_seconds(tiles, self._tiles(tiles))
+        return self._busy_seconds(tiles, self._tiles(tiles, self.resident(tiles)))
 
-    def _tiles(self, tiles: Tiles) -> tuple[TileCost, ...]:
-        resident = self.resident(tiles)
+    def _tiles(self, tiles: Tiles, resident: int) -> tuple[TileCost, ...]:
         return tuple(self.tile(number, tiles, resident) for number in range(len(self.live)))
 
     def _busy_seconds(self, tiles: Tiles, costs: tuple[TileCost, ...]) -> float:
@@ -820,10 +820,10 @@ class Model:
             found[access] = found.get(access, 0) + visits(access)
         return found
 
-    def cost(self, tiles: Tiles) -> Cost:
-        """All figures for ``tiles``."""
-        profile, arch, resident = self.profile, self.arch, self.resident(tiles)
-        costs, again = self._tiles(tiles), self._again(tiles)
+    def cost(self, tiles: Tiles, most_blocks: int | None = None) -> Cost:
+        """All figures for ``tiles``, of which a multiprocessor holds at most ``most_blocks`` blocks."""
+        profile, arch, resident = self.profile, self.arch, self.resident(tiles, most_blocks)
+        costs, again = self._tiles(tiles, resident), self._again(tiles)
         flops = exp_ops = 0
 
         def special(slots: Slots) -> int:
@@ -915,6 +915,7 @@ def tiles_of(kernel: KernelPlan) -> Tiles:
         kernel.block_feature,
         kernel.rows,
         kernel.columns,
+        kernel.roles,
     )
 
 
@@ -947,7 +948,7 @@ def cost_of(
 ) -> Cost:
     """`Model.cost` of a kernel of a plan."""
     counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, problem)
-    return Model(counts, lengths, arch, live).cost(tiles_of(kernel))
+    return Model(counts, lengths, arch, live).cost(tiles_of(kernel), kernel.resident)
 
 
 def buffer_lives(stages: Sequence[Stage], graph: Graph) -> dict[Input, tuple[int, int]]:

@@ -81,6 +81,8 @@ class Rejected:
 
     candidate: str
     reason: str
+    built: bool = False
+    """Whether a compiler was asked first."""
 
 
 @dataclass(frozen=True)

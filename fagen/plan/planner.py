@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fagen.derive.intervals import RangePlan, ranges
@@ -15,9 +15,9 @@ from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import (
     LOOPS,
+    Model,
     buffer_lives,
     output_storages,
-    planned_blocks,
     profile,
     shared_tiles,
     stage_roots,
@@ -50,17 +50,28 @@ def plan(problem: Problem, lengths: Mapping[Axis, int] | None = None) -> Plan:
     return plans(problem, lengths, 1)[0]
 
 
-def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int = 4) -> tuple[Plan, ...]:
-    """Up to ``most`` plans, the best first: all right, each with the next tiles of every kernel that has
-    another."""
+def plans(
+    problem: Problem,
+    lengths: Mapping[Axis, int] | None = None,
+    most: int = 4,
+    without: Container[str] = (),
+) -> tuple[Plan, ...]:
+    """Up to ``most`` plans of one family, the best first: all right, each with the next candidate of every
+    kernel that has another.
+
+    The family is the first of those that the GPU runs, or that the problem asks for, in which a kernel can be
+    planned; those of ``without`` are passed over. A kernel it can't run is one of the next family.
+    """
     arch = arch_for(problem.arch)
-    families = _families(problem, arch)
+    families = [family for family in _families(problem, arch) if family not in without]
+    if not families:
+        raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
     derivation = derive(problem.graph, problem.fusion)
     stages = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
     known = representative_lengths(problem, _axes(stages)) | dict(lengths or {})
     chosen = [_choose(stage, problem, arch, known, families) for stage in stages]
     buffers = _buffers(stages, problem)
-    tries = [fallbacks(choice.ranked) for choice in chosen]
+    tries = [fallbacks(choice.ranked, choice.model, most) for choice in chosen]
     found = []
     for number in range(min(most, max(map(len, tries)))):
         kernels, rejected = [], list[Rejected]()
@@ -72,14 +83,14 @@ def plans(problem: Problem, lengths: Mapping[Axis, int] | None = None, most: int
             rejected += [
                 Rejected(prefix + str(other.tiles), _slower(other, own))
                 for other in ranked[: RUNNERS_UP + 1]
-                if other is not own
+                if other.tiles != own.tiles
             ]
             rejected += [Rejected(prefix + r.candidate, r.reason) for r in choice.misfits]
         prepared = prepare(kernels)
         found.append(
             Plan(
                 problem=problem,
-                family=problem.family or max((k.family for k in kernels), key=families[::-1].index),
+                family=problem.family or _first([kernel.family for kernel in kernels], families),
                 kernels=tuple(kernels),
                 buffers=(*buffers, *(each.buffer for each in prepared)),
                 prepared=prepared,
@@ -103,6 +114,11 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     return (problem.family,)
 
 
+def _first(used: Sequence[str], families: Sequence[str]) -> str:
+    """The first of ``families`` that is used; stages without tile products are simt in all of them."""
+    return next((family for family in families if family in used), used[0])
+
+
 @dataclass(frozen=True)
 class _Choice:
     """How a stage may run: the tiles that fit, the fastest first, and those that don't."""
@@ -110,6 +126,7 @@ class _Choice:
     family: str
     schedule: Schedule
     axis: Axis | None
+    model: Model
     ranked: tuple[Ranked, ...]
     misfits: tuple[Rejected, ...]
 
@@ -130,9 +147,10 @@ def _choose(
             misfits.append(Rejected(family, reason))
             continue
         ranked, more = rank(counts, problem, arch, lengths, family)
-        misfits += more
         if ranked:
-            return _Choice(family, "forward_roles" if roles else schedule, axis, ranked, tuple(misfits))
+            how, model = "forward_roles" if roles else schedule, Model(counts, lengths, arch)
+            return _Choice(family, how, axis, model, ranked, (*misfits, *more))
+        misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
     raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
 
 
@@ -153,7 +171,7 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         block_feature=tiles.block_feature,
         rows=tiles.rows,
         columns=tiles.columns,
-        resident=planned_blocks(counts, tiles, arch_for(problem.arch)),
+        resident=own.blocks,
         shared=shared_tiles(counts, tiles),
         ranges=tuple(_range(walk, stage, axis) if schedule in LOOPS else None for walk in stage.walks),
         roles=tiles.roles,
@@ -169,6 +187,8 @@ def _range(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | None
 
 def _slower(other: Ranked, best: Ranked) -> str:
     slower = other.cost.seconds / best.cost.seconds - 1
+    if slower < 0:
+        return "predicted to be faster, with no more registers to spare than what was refused before it"
     return f"{100 * slower:.0f} % slower, predicted ({other.cost.bound})"
 
 

@@ -33,6 +33,10 @@ from fagen.plan.plan import Problem, Rejected, Schedule
 
 FINALISTS = 16
 """Candidates whose memory traffic is looked at: those whose arithmetic takes least time."""
+MORE_REGISTERS = 8
+"""What the next candidate has more of them, at least, where a compiler found too few."""
+ROOMIER_REGISTERS = 32
+"""What a thread has more of them, at least, where fewer blocks share a multiprocessor."""
 GROUP_AXIS: Axis = "g"
 LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
@@ -130,11 +134,19 @@ def tile_axis_of(stage: Stage, schedule: Schedule) -> Axis | None:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate that fits, with its cost at representative lengths, and the registers it leaves unused."""
+    """A candidate that fits, with its cost at representative lengths.
+
+    A multiprocessor is to hold ``blocks`` of its blocks at once, which leaves ``spare`` registers to a thread
+    beyond those it is estimated to need.
+    """
 
     tiles: Tiles
     cost: Cost
+    blocks: int
     spare: int
+
+    def __str__(self) -> str:
+        return f"{self.tiles}, {self.blocks} blocks at once"
 
 
 def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Iterator[Tiles]:
@@ -212,8 +224,8 @@ def misfit(model: Model, tiles: Tiles) -> str | None:
 def rank(
     counts: Profile, problem: Problem, arch: Arch, lengths: Lengths, family: str = "simt"
 ) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
-    """The `FINALISTS` that fit and those with more registers to spare, the fastest first, and all that don't
-    fit, each with its reason."""
+    """The `FINALISTS` that fit and those that need fewer registers or leave more, the fastest first, and all
+    that don't fit, each with its reason."""
     model = Model(counts, lengths, arch)
     fits: list[Tiles] = []
     rejected: list[Rejected] = []
@@ -225,36 +237,63 @@ def rank(
             rejected.append(Rejected(str(tiles), reason))
     fits.sort(key=model.busy_seconds)
     found: list[Ranked] = []
-    most = -1
+    most, least = -1, arch.registers_thread + 1
     for number, tiles in enumerate(fits):
-        spare = spare_registers(model, tiles)
-        if number < FINALISTS or spare > most:
-            found.append(Ranked(tiles, model.cost(tiles), spare))
-        most = max(most, spare)
-    found.sort(key=lambda r: (r.cost.seconds, r.cost.shared_bytes, r.cost.registers, str(r.tiles)))
+        blocks = planned_blocks(counts, tiles, arch)
+        spare, estimate = spare_registers(model, tiles, blocks), model.needs(tiles)[1]
+        if number < FINALISTS or spare > most or estimate < least:
+            found.append(Ranked(tiles, model.cost(tiles), blocks, spare))
+        most, least = max(most, spare), min(least, estimate)
+    found.sort(key=_order)
     return tuple(found), tuple(rejected)
 
 
-def spare_registers(model: Model, tiles: Tiles) -> int:
+def _order(ranked: Ranked) -> tuple[float, int, int, str, int]:
+    cost = ranked.cost
+    return cost.seconds, cost.shared_bytes, cost.registers, str(ranked.tiles), -ranked.blocks
+
+
+def spare_registers(model: Model, tiles: Tiles, blocks: int) -> int:
     """Registers that a thread may have beyond those it is estimated to need."""
     estimate = model.needs(tiles)[1]
     if tiles.roles is not None:
         return warpgroups.consumer_registers(tiles.roles) - estimate
-    blocks = planned_blocks(model.profile, tiles, model.arch)
     return registers_limit(model.arch, tiles.threads * blocks) - estimate
 
 
-def fallbacks(ranked: Sequence[Ranked]) -> tuple[Ranked, ...]:
-    """Candidates in the order in which they are built, until a compiler finds enough registers for one.
+def fallbacks(ranked: Sequence[Ranked], model: Model, most: int) -> tuple[Ranked, ...]:
+    """Up to ``most`` candidates in the order in which they are built, until a compiler finds enough registers
+    for one.
 
-    After the fastest comes the fastest that has more to spare, and so on: tiles that are as tight as the ones
-    before would only be refused as well.
+    After the fastest comes the fastest that has more to spare, and so on: what is as tight as the one before
+    would only be refused as well. There is more where a tile is smaller, or where fewer blocks share a
+    multiprocessor. The last one has the most of all.
     """
+    if most == 1:
+        return (ranked[0],)
+    every = sorted([*ranked, *(each for tight in ranked for each in _roomier(tight, model))], key=_order)
     found = [ranked[0]]
-    for each in ranked[1:]:
-        if each.spare > found[-1].spare:
+    for each in every:
+        if each.spare >= found[-1].spare + MORE_REGISTERS:
             found.append(each)
-    return tuple(found)
+    last = max(every, key=lambda each: each.spare)
+    if last.spare > found[-1].spare:
+        found.append(last)
+    if len(found) <= most:
+        return tuple(found)
+    return tuple(found[round(i * (len(found) - 1) / (most - 1))] for i in range(most))
+
+
+def _roomier(tight: Ranked, model: Model) -> Iterator[Ranked]:
+    """The same tiles with fewer blocks on a multiprocessor, so that a thread may have more registers."""
+    if tight.tiles.roles is not None:
+        return  # what its threads may have is fixed
+    spare = tight.spare
+    for blocks in range(tight.blocks - 1, 0, -1):
+        more = spare_registers(model, tight.tiles, blocks)
+        if more >= spare + ROOMIER_REGISTERS or (blocks == 1 and more > spare):
+            spare = more
+            yield replace(tight, cost=model.cost(tight.tiles, blocks), blocks=blocks, spare=spare)
 
 
 # ----------------------------------------------------------------------------------------- impossible

@@ -205,9 +205,14 @@ def _together(plan: Plan, costs: list[Cost], sizes: Mapping[Axis, int]) -> list[
 
 
 def _others(plan: Plan) -> list[str]:
-    slower = [r for r in plan.rejected if "slower" in r.reason]
-    unfit = [r for r in plan.rejected if "slower" not in r.reason]
-    lines = ["Runners-up"] if slower else []
+    built = [r for r in plan.rejected if r.built]
+    slower = [r for r in plan.rejected if "predicted" in r.reason]
+    unfit = [r for r in plan.rejected if not r.built and "predicted" not in r.reason]
+    lines = ["Built before it, and rejected"] if built else []
+    for r in built:
+        lines += _wrapped(f"{r.candidate}: {r.reason}", "  ")
+    lines += [""] if built and slower else []
+    lines += ["Runners-up"] if slower else []
     lines += [f"  {r.candidate}: {r.reason}" for r in slower]
     if unfit:
         lines += ["", f"{len(unfit)} candidates do not fit, such as"]

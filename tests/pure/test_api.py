@@ -17,8 +17,11 @@ from torch import Tensor
 import fagen as fg
 from fagen.compile import Compiled, compile_problem, graph_digest, judged
 from fagen.errors import BuildError, DtypeError, PlanError, UsageError
+from fagen.plan import planner
+from fagen.plan.arch import arch_for
 from fagen.run.build import Built, Resources
 from fagen.run.toolchain import Target
+from fagen.study.explain import explain
 
 compiling = sys.modules["fagen.compile"]  # `fagen.compile` is the function
 
@@ -416,8 +419,78 @@ def test_the_next_candidate_is_built_where_one_spills(
     assert calls[0] == first
     assert kernel.source == calls[2]
     assert binary.image == calls[2].encode()
-    assert [each.candidate for each in kernel.plan.rejected[-2:]] == ["candidate 0", "candidate 1"]
     assert "forward spills 4000 bytes" in kernel.plan.rejected[-1].reason
+    rejected = [each.candidate for each in kernel.plan.rejected if each.built]
+    assert [re.match(r"candidate \d \(simt: [\d x]+ threads, \d+ blocks at once\)$", r) for r in rejected]
+    assert [each[:11] for each in rejected] == ["candidate 0", "candidate 1"]
+    again = fresh_kernel(5)
+    monkeypatch.setattr(compiling, "built_as", lambda key: replace(built("x"), key=key))
+    assert again.binary().candidate == 2
+    assert again.plan.rejected == kernel.plan.rejected, "the index holds them, too"
+    assert "Built before it, and rejected\n  candidate 0 (simt: " in explain(again.plan)
+
+
+def with_families(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
+    """Have an H200 try these families, the last of them first."""
+    row = replace(arch_for("H200"), families=families)
+    monkeypatch.setattr(planner, "arch_for", lambda name: row)
+
+
+def chosen(dtype: str, family: str | None = None) -> Compiled:
+    """A kernel on an H200 that this process knows nothing of, with what a compiler had made of it."""
+    made = fg.compile(mask=fg.causal(), head_dim=64, dtype=dtype, arch="H200", family=family)
+    kernel = Compiled(made.compiled.problem)
+    kernel.binary()
+    return kernel
+
+
+def test_the_next_family_is_tried_where_one_has_nothing(
+    cold_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_families(monkeypatch, "simt", "sm80", "sm90")
+    bad: set[str] = set()
+
+    def build(text: str, *, name: str, arch: Any) -> Built:
+        family = next(each for each in ("simt", "sm80", "sm90") if f"family {each}," in text)
+        return built(text, spill_store_bytes=4000 * (family in bad))
+
+    monkeypatch.setattr(compiling, "build", build)
+    assert chosen("fp16").plan.family == "sm90"
+    bad.add("sm90")
+    kernel = chosen("bf16")
+    assert kernel.plan.family == "sm80"
+    told = [each for each in kernel.plan.rejected if each.built]
+    assert len(told) > 3
+    assert all("(sm90: " in each.candidate for each in told)
+    assert "forward spills 4000 bytes of registers" in " ".join(explain(kernel.plan).split())
+    bad.add("sm80")
+    assert chosen("fp16").plan.family == "simt"
+    with pytest.raises(BuildError, match=r"no plan of \w+ builds well for sm_90a: candidate 0 \(sm80: "):
+        chosen("fp16", "sm80")
+    planned = chosen("fp32").plan  # tensor cores have no candidate to build
+    assert (planned.family, [each for each in planned.rejected if each.built]) == ("simt", [])
+    assert any("16-bit" in each.reason for each in planned.rejected)
+
+
+def test_a_stack_is_no_reason_for_another_family(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_families(monkeypatch, "simt", "sm80")
+    monkeypatch.setattr(compiling, "build", lambda text, **_: built(text, stack_bytes=40))
+    assert chosen("fp16").plan.family == "sm80"
+
+
+def test_a_stack_is_not_asked_of_the_same_tiles_again(
+    cold_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    def build(text: str, **_: Any) -> Built:
+        texts.append(re.sub(r"THREADS, \d+", "THREADS", text))
+        return built(text, stack_bytes=1000 - len(texts))
+
+    monkeypatch.setattr(compiling, "build", build)
+    kernel = fresh_kernel(12)
+    kernel.binary()
+    assert len(texts) == len(set(texts)) > 1
 
 
 def test_a_stack_is_taken_where_nothing_is_without_one(
