@@ -1,4 +1,4 @@
-"""The command line: emit, explain, run, ladder, doctor, cache."""
+"""The command line: emit, explain, run, ladder, bench, doctor, cache."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All commands of the application."""
 
-from fagen.cli import kernels, ladder, machine
+from fagen.cli import bench, kernels, ladder, machine
 from fagen.cli.app import app
 
-__all__ = ["app", "kernels", "ladder", "machine"]
+__all__ = ["app", "bench", "kernels", "ladder", "machine"]

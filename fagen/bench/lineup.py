@@ -1,0 +1,42 @@
+"""Who takes part: names on the command line as contenders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fagen.bench.contenders import PEERS, Contender, of_family
+from fagen.errors import UsageError
+from fagen.plan.arch import ROWS
+
+PLANNERS_CHOICE = "fagen"
+"""The name of fagen's own choice of a family."""
+
+
+def families() -> tuple[str, ...]:
+    """All families there are."""
+    return tuple(dict.fromkeys(family for row in ROWS for family in row.families))
+
+
+def own(names: Sequence[str]) -> tuple[Contender, ...]:
+    """fagen's families by name; what the planner chooses where none is named."""
+    for name in names:
+        if name != PLANNERS_CHOICE and name not in families():
+            raise UsageError(
+                f"--family: {name!r} is not known",
+                works=f"there are {', '.join((PLANNERS_CHOICE, *families()))}",
+            )
+    return tuple(of_family(None if name == PLANNERS_CHOICE else name) for name in names or [PLANNERS_CHOICE])
+
+
+def peers(names: Sequence[str]) -> tuple[Contender, ...]:
+    """Peers by name; all where none is named."""
+    known = {peer.name: peer for peer in PEERS}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--peer: {name!r} is not known", works=f"there are {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else PEERS
+
+
+def contender_of(name: str) -> Contender:
+    """Anybody by name."""
+    return next((peer for peer in PEERS if peer.name == name), None) or own([name])[0]

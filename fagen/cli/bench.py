@@ -1,0 +1,257 @@
+"""Measurements: fagen beside its peers, and figures of them."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fagen.cli import show
+from fagen.cli.app import app
+from fagen.errors import UsageError
+
+if TYPE_CHECKING:
+    from fagen.bench.cells import Cell
+    from fagen.bench.contenders import Contender
+    from fagen.bench.measure import Protocol
+    from fagen.bench.report import Report
+
+_WHAT, _WHO, _HOW, _OUT = "What to measure", "Who is measured", "How", "Where to"
+
+
+@app.command()
+def bench(
+    grid: Annotated[
+        str, typer.Option(metavar="short|lengths|dims|variants|decode", rich_help_panel=_WHAT)
+    ] = "short",
+    head_dim: Annotated[
+        str | None,
+        typer.Option(metavar="64,192/128", help="Head dims in place of the grid's.", rich_help_panel=_WHAT),
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="full,causal,...", help="Masks and scores.", rich_help_panel=_WHAT),
+    ] = None,
+    length: Annotated[
+        str | None, typer.Option(metavar="512,8192", help="Lengths.", rich_help_panel=_WHAT)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="By default 16,384 tokens in all.", rich_help_panel=_WHAT)
+    ] = None,
+    q_heads: Annotated[
+        int | None, typer.Option(min=1, help="By default 2048 / head dim.", rich_help_panel=_WHAT)
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, help="By default as --q-heads.", rich_help_panel=_WHAT)
+    ] = None,
+    dtype: Annotated[str, typer.Option(metavar="bf16|fp16|fp32", rich_help_panel=_WHAT)] = "bf16",
+    direction: Annotated[str, typer.Option(metavar="forward|backward", rich_help_panel=_WHAT)] = "forward",
+    family: Annotated[
+        str | None,
+        typer.Option(
+            metavar="sm80,sm90", help="fagen's families; by default its own choice.", rich_help_panel=_WHO
+        ),
+    ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="flash,cudnn,...", help="By default all; or none.", rich_help_panel=_WHO),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="In which each has a burst of calls in turn.", rich_help_panel=_HOW)
+    ] = 5,
+    pause: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Before each burst.", rich_help_panel=_HOW)
+    ] = 0.02,
+    launch: Annotated[
+        bool,
+        typer.Option(
+            "--launch", help="Time launches alone, too, replayed by a CUDA graph.", rich_help_panel=_HOW
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that compile.", rich_help_panel=_HOW)
+    ] = None,
+    model_only: Annotated[
+        bool, typer.Option("--model-only", help="Print work and the model's times; run nothing.")
+    ] = False,
+    arch: Annotated[str, typer.Option(help="The GPU of --model-only.", rich_help_panel=_HOW)] = "H100",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.", rich_help_panel=_OUT)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png|svg", help="Draw them.", rich_help_panel=_OUT),
+    ] = None,
+) -> None:
+    """Measure fagen beside what else computes attention here, all in one process and by one protocol.
+
+    What fagen computes is compared with the reference before it is timed; exits with 1 where it is wrong.
+    """
+    from fagen.bench import cells as named
+    from fagen.bench.lineup import own, peers
+    from fagen.bench.measure import Protocol
+
+    cells = named.grid(
+        grid,
+        dims=_dims(head_dim),
+        variants=_words(variant),
+        lengths=_numbers("--length", length),
+        batch=batch,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        dtype=dtype,
+        direction=direction,
+    )
+    ours = own(_words(family))
+    if model_only:
+        _show_model(cells, ours, arch)
+        return
+    others = () if peer == "none" else peers(_words(peer))
+    writable(json, plot)
+    protocol = Protocol(rounds=rounds, pause_seconds=pause, replay=launch)
+    report = _measured(cells, ours, others, protocol, workers)
+    _show(report)
+    if json is not None:
+        from fagen.bench.report import to_json
+
+        json.write_text(json_format.dumps(to_json(report), indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        from fagen.bench.plot import draw_report
+
+        draw_report(report, plot)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+# -------------------------------------------------------------------------------------------------- options
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()] if text else []
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    return [_number(option, word) for word in _words(text)]
+
+
+def _number(option: str, word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise UsageError(f"{option}: {word!r} is no number", works="write whole numbers, such as 64,128")
+    return int(word)
+
+
+def _dims(text: str | None) -> list[tuple[int, int]]:
+    """``64,192/128``: of q and k, and behind a slash of v."""
+    found = []
+    for word in _words(text):
+        first, _, second = word.partition("/")
+        found.append((_number("--head-dim", first), _number("--head-dim", second or first)))
+    return found
+
+
+def writable(json: Path | None, plot: Path | None) -> None:
+    """Refuse files that cannot be written before anything is measured."""
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{option}: {path.parent} is no folder", works="name a file in one that exists")
+    if plot is not None:
+        from fagen.bench.plot import require
+
+        require(plot)
+
+
+def _needs_gpu(what: str) -> Any:
+    """The GPU that is measured."""
+    import torch
+
+    from fagen.errors import ToolchainError
+
+    if not torch.cuda.is_available():
+        raise ToolchainError(
+            f"{what} needs a GPU, and torch sees none",
+            works="--model-only says what the cost model predicts; fagen doctor says what is missing",
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+# ----------------------------------------------------------------------------------------------------- run
+
+
+def _measured(
+    cells: Sequence[Cell],
+    ours: Sequence[Contender],
+    others: Sequence[Contender],
+    protocol: Protocol,
+    workers: int | None,
+) -> Report:
+    device = _needs_gpu("bench")
+    from fagen.bench.measure import measure
+    from fagen.bench.report import Report
+    from fagen.bench.stopwatch import GpuStopwatch
+    from fagen.bench.warm import warm
+    from fagen.bench.warm import workers as how_many
+    from fagen.study.versions import device_name, versions
+
+    contenders = (*ours, *others)
+    report = Report(
+        device=device_name(device),
+        versions=versions(),
+        protocol=protocol,
+        own=tuple(each.name for each in ours),
+        peers=tuple(each.name for each in others),
+        about={each.name: each.about for each in contenders},
+    )
+    with show.progress() as progress:
+        progress("compile", 0, 0)
+        jobs = [
+            (each.name, cell)
+            for cell in cells
+            for each in contenders
+            if each.compiles and not each.refusal(cell)
+        ]
+        warm(jobs, how_many(workers), progress)
+        report.cells.extend(measure(cells, contenders, GpuStopwatch(), protocol, device, progress))
+    return report
+
+
+def _show(report: Report) -> None:
+    from fagen.bench.report import notes, rows, unit
+
+    cells = [each.cell for each in report.cells]
+    first = cells[0]
+    print(f"{unit(cells)}, {first.dtype}, {first.direction}, on {report.device}")
+    show.table(rows(report))
+    for note in notes(report):
+        show.text(note)
+
+
+def _show_model(cells: Sequence[Cell], ours: Sequence[Contender], arch: str) -> None:
+    from fagen.bench.model import predicted_seconds
+    from fagen.bench.report import rate
+    from fagen.study.explain import quantity, seconds
+
+    shown = []
+    reasons: dict[str, None] = {}
+    for cell in cells:
+        row = {
+            "d": cell.dims,
+            "mask": cell.variant,
+            "S": cell.length,
+            "B x H": f"{cell.batch} x {cell.q_heads}",
+            "work": quantity(cell.flops, "flop"),
+            "memory": quantity(cell.moved_bytes, "B"),
+        }
+        for each in ours:
+            found = predicted_seconds(cell, None if each.name == "fagen" else each.name, arch)
+            if isinstance(found, str):
+                reasons.setdefault(f"{each.name}: {found}")
+                row[each.name] = "-"
+            else:
+                row[each.name] = f"{seconds(found)} ({rate(cell, found)})"
+        shown.append(row)
+    print(f"predicted for {arch}, nothing is run; in parentheses the rate")
+    show.table(shown)
+    for reason in reasons:
+        show.text(reason)
