@@ -165,7 +165,8 @@ class Kernel:
 
         ``kv_heads`` and ``kv_len`` are those of the queries where they are not given.
         """
-        return explain(self.plan, _by_axis(self.plan.problem.graph, lengths))
+        sizes = _by_axis(self.plan.problem.graph, lengths)
+        return explain(self.plan, sizes, tuned=self.compiled.tuned().values())
 
     def save(self, folder: str | Path) -> Path:
         """Write the .cu, its headers, the plan and a launcher with a checker; return the folder."""

@@ -35,6 +35,7 @@ from fagen.run.cache import index_get, index_put, package_digest
 from fagen.run.debug import GRAPH, PLAN, TIMES, debug, debug_level, dump
 from fagen.run.emulate import Checker, EmulatedKernels, compile_text
 from fagen.run.recipe import Recipe, recipe_of
+from fagen.run.tuned import Tuned, forget, recall, remember
 
 MOST_CANDIDATES = 8
 """Plans of a family that are tried, the best first, before it is given up."""
@@ -74,17 +75,22 @@ class Binary:
 
 
 class Compiled:
-    """A problem and what became of it, each step taken when it is first asked for."""
+    """A problem and what became of it, each step taken when it is first asked for.
 
-    def __init__(self, problem: Problem) -> None:
+    ``finalist`` is the rank of the only plan that is taken, among all by the model.
+    """
+
+    def __init__(self, problem: Problem, finalist: int | None = None) -> None:
         self.problem = problem
+        self.finalist = finalist
+        self._measured_best: Compiled | None = None
         self._lock = threading.RLock()
         self._candidates: dict[int, Candidate] = {}
         self._plans: list[Plan] = []
         self._families: list[range] = []
         self._chosen = 0
         self._rejected: list[Rejected] = []
-        self._binaries: dict[str | tuple[int, int], Binary] = {}
+        self._binaries: dict[tuple[str | tuple[int, int], str], Binary] = {}
         self._emulated: dict[tuple[Checker, str], EmulatedKernels] = {}
         self._emulated_recipe: Recipe | None = None
 
@@ -101,11 +107,15 @@ class Compiled:
     @property
     def chosen(self) -> Candidate:
         """The candidate that was built, or the best where none was yet."""
+        if self._measured_best is not None:
+            return self._measured_best.chosen
         return self.candidate(self._chosen)
 
     @property
     def plan(self) -> Plan:
         """The plan of `chosen`, with what compilers rejected among its rejected."""
+        if self._measured_best is not None:
+            return self._measured_best.plan
         plan = self.chosen.plan
         return replace(plan, rejected=(*plan.rejected, *self._rejected)) if self._rejected else plan
 
@@ -154,11 +164,18 @@ class Compiled:
             debug(GRAPH, f"{self.name}\n{shown}")
             dump(self.name, ".graph.txt", shown + "\n")
         try:
-            found = plans(self.problem, most=MOST_CANDIDATES, without=given_up)
+            if self.finalist is None:
+                found = plans(self.problem, most=MOST_CANDIDATES, without=given_up)
+            elif given_up:
+                found = ()
+            else:
+                found = plans(self.problem, most=self.finalist + 1, ranked=True)[self.finalist :]
         except PlanError:
             if given_up:
                 return ()
             raise
+        if not found:
+            return found
         best = found[0]
         kernels = ", ".join(f"{k.function} ({k.schedule}, {k.threads} threads)" for k in best.kernels)
         debug(PLAN, f"{self.name}: {best.family}: {kernels}")
@@ -207,21 +224,49 @@ class Compiled:
 
     # ------------------------------------------------------------------------------------------- for a GPU
 
-    def binary(self, arch: str | tuple[int, int] | None = None) -> Binary:
-        """What runs on a GPU: the best candidate that builds well.
+    def binary(self, arch: str | tuple[int, int] | None = None, gpu: str = "") -> Binary:
+        """What runs on a GPU: the best candidate that builds well, or the one that measured best there.
 
         ``arch`` is a device's compute capability; None is what the problem's row of GPUs is compiled for.
+        ``gpu`` is the device's name, under which measurements are kept.
         Raises PlanError where nothing fits, ToolchainError without nvcc, BuildError where no candidate
         builds well.
         """
         arch = arch or arch_for(self.problem.arch).target
-        found = self._binaries.get(arch)
+        found = self._binaries.get((arch, gpu))
         if found is None:
             with self._lock:
-                found = self._binaries.get(arch)
+                found = self._binaries.get((arch, gpu))
                 if found is None:
-                    found = self._binaries[arch] = self._build(arch)
+                    found = self._binaries[arch, gpu] = self._taken(arch, gpu)
         return found
+
+    def tuned(self) -> Mapping[str, Tuned]:
+        """What measurements say of this problem, by the name of the GPU."""
+        return recall(self._parts())
+
+    def tune(self, tuned: Tuned) -> None:
+        """Keep what measurements say: later calls on that GPU take it."""
+        with self._lock:
+            remember(self._parts(), tuned)
+            self._binaries.clear()
+
+    def untune(self, gpu: str) -> None:
+        """Keep nothing of what was measured on a GPU."""
+        with self._lock:
+            forget(self._parts(), gpu)
+            self._binaries.clear()
+
+    def _taken(self, arch: str | tuple[int, int], gpu: str) -> Binary:
+        """The binary of what measured best on a GPU, or of what the model finds best."""
+        found = self.tuned().get(gpu) if gpu and self.finalist is None else None
+        if found is None or found.finalist is None:
+            self._measured_best = None
+            return self._build(arch)
+        best = Compiled(self.problem, found.finalist)
+        binary = best.binary(arch)
+        self._measured_best = best
+        return binary
 
     def _build(self, arch: str | tuple[int, int]) -> Binary:
         parts = {"kind": "binary", "target": str(arch), "compiler": _variables(), **self._parts()}
@@ -305,7 +350,8 @@ class Compiled:
 
     def _parts(self) -> dict[str, Any]:
         """The problem, and the code that answers it."""
-        return {**self._asked(), "package": package_digest()}
+        own = {} if self.finalist is None else {"finalist": self.finalist}
+        return {**self._asked(), **own, "package": package_digest()}
 
 
 def judged(built: Built) -> tuple[str, int]:

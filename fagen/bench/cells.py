@@ -146,44 +146,51 @@ GRIDS: Mapping[str, Grid] = {
 }
 
 
-def grid(
-    name: str,
-    *,
-    dims: Sequence[tuple[int, int]] = (),
-    variants: Sequence[str] = (),
-    lengths: Sequence[int] = (),
-    batch: int | None = None,
-    q_heads: int | None = None,
-    kv_heads: int | None = None,
-    dtype: str = "bf16",
-    direction: str = "forward",
-) -> tuple[Cell, ...]:
-    """The cells of a named grid, what is given in place of its own. Raises UsageError for what is unknown."""
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What is asked for in place of a grid's own."""
+
+    dims: Sequence[tuple[int, int]] = ()
+    variants: Sequence[str] = ()
+    lengths: Sequence[int] = ()
+    batch: int | None = None
+    q_heads: int | None = None
+    kv_heads: int | None = None
+    dtype: str = "bf16"
+    direction: str = "forward"
+
+
+def cells_of(name: str, given: Given) -> tuple[Cell, ...]:
+    """The cells of a named grid. Raises UsageError for what is unknown."""
     if name not in GRIDS:
         raise UsageError(f"--grid is {name!r}", works=f"it is {', '.join(GRIDS)}")
-    if dtype not in ITEM_BYTES:
-        raise UsageError(f"--dtype is {dtype!r}", works=f"it is {', '.join(ITEM_BYTES)}")
-    if direction not in ("forward", "backward"):
-        raise UsageError(f"--direction is {direction!r}", works="it is forward or backward")
-    for variant in variants:
+    return replaced(GRIDS[name], given)
+
+
+def replaced(grid: Grid, given: Given) -> tuple[Cell, ...]:
+    """The cells of a grid, what is given in place of its own. Raises UsageError for what is unknown."""
+    if given.dtype not in ITEM_BYTES:
+        raise UsageError(f"--dtype is {given.dtype!r}", works=f"it is {', '.join(ITEM_BYTES)}")
+    if given.direction not in ("forward", "backward"):
+        raise UsageError(f"--direction is {given.direction!r}", works="it is forward or backward")
+    for variant in given.variants:
         if variant not in VARIANTS:
             raise UsageError(f"--variant: {variant!r} is not known", works=f"there are {', '.join(VARIANTS)}")
-    found = GRIDS[name]
-    found = replace(
-        found,
-        dims=tuple(dims) or found.dims,
-        variants=tuple(variants) or found.variants,
-        lengths=tuple(lengths) or found.lengths,
-        batch=batch or found.batch,
-        q_heads=q_heads or found.q_heads,
-        kv_heads=kv_heads or found.kv_heads,
+    grid = replace(
+        grid,
+        dims=tuple(given.dims) or grid.dims,
+        variants=tuple(given.variants) or grid.variants,
+        lengths=tuple(given.lengths) or grid.lengths,
+        batch=given.batch or grid.batch,
+        q_heads=given.q_heads or grid.q_heads,
+        kv_heads=given.kv_heads or grid.kv_heads,
     )
-    cells = found.cells(dtype, "forward" if direction == "forward" else "backward")
+    cells = grid.cells(given.dtype, "forward" if given.direction == "forward" else "backward")
     for cell in cells:
         if cell.q_len != cell.kv_len and not VARIANTS[cell.variant].is_plain:
             raise UsageError(
-                f"--grid {name} has {cell.q_len:,} queries and {cell.kv_len:,} keys",
-                works="its variant is full: peers differ in where other masks begin",
+                f"{cell.variant} is asked for with {cell.q_len:,} queries and {cell.kv_len:,} keys",
+                works="the variant is full there: peers differ in where other masks begin",
             )
         if cell.q_heads % cell.kv_heads:
             raise UsageError(

@@ -25,7 +25,10 @@ from fagen.errors import FagenError
 from fagen.lang.attention import attention as attention_program
 from fagen.lang.trace import Traced
 
-_MOST_SCORE_BYTES = 1 << 33
+NO_ROOM = "out of memory"
+"""Why a contender that finds no memory is not timed."""
+
+_MOST_SCORE_BYTES = 1 << 32
 _SHOWN = 160
 _DTYPES: Mapping[str, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -57,6 +60,11 @@ class Inputs:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, (batch, heads, length, dim)."""
         return self.q, self.k, self.v
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of q, k and v."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def traced(self) -> Traced:
@@ -105,7 +113,7 @@ def directed(ready: Ready, inputs: Inputs) -> Ready:
 def told(error: BaseException, warned: list[warnings.WarningMessage] | None = None) -> str:
     """Why a call failed, in one line."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
-        return "out of memory"
+        return NO_ROOM
     if isinstance(error, FagenError):
         return error.sentence
     reasons = [str(each.message) for each in warned or ()]
@@ -132,15 +140,14 @@ def of_family(family: str | None) -> Contender:
 # -------------------------------------------------------------------------------------------------- torch
 
 
-def _sdpa(name: str, backend: str) -> Contender:
+def _sdpa(name: str, backend: str, most_score_bytes: int | None = None) -> Contender:
     def refusal(cell: Cell) -> str:
         variant = VARIANTS[cell.variant]
         if not (variant.is_plain or variant.is_causal):
             return "has no scores and no masks but causal and N x N tensors"
-        if backend == "MATH":
-            scores = 2 * 4 * cell.batch * cell.q_heads * cell.q_len * cell.kv_len
-            if scores > _MOST_SCORE_BYTES:
-                return f"would store {scores / 1e9:,.0f} GB of scores"
+        score_bytes = 4 * cell.batch * cell.q_heads * cell.q_len * cell.kv_len
+        if most_score_bytes is not None and score_bytes > most_score_bytes:
+            return "would store all scores, and is timed where they are few"
         return ""
 
     def prepare(cell: Cell, inputs: Inputs) -> Ready:
@@ -212,10 +219,13 @@ PEERS: tuple[Contender, ...] = (
     _sdpa("flash", "FLASH_ATTENTION"),
     _sdpa("cudnn", "CUDNN_ATTENTION"),
     _sdpa("efficient", "EFFICIENT_ATTENTION"),
-    _sdpa("math", "MATH"),
+    _sdpa("math", "MATH", _MOST_SCORE_BYTES),
     Contender("flex", "torch's FlexAttention, compiled", _flex, compiles=True),
     _flash_attn("fa2", "flash_attn", "flash-attn", ("window_size", "softcap")),
     _flash_attn("fa3", "flash_attn_interface", "flash-attn 3", ("window_size", "softcap")),
     _flash_attn("fa4", "flash_attn.cute", "flash-attn 4", ("window_size", "softcap")),
 )
 """Whoever else computes attention, installed here or not."""
+
+SEPARATE = _sdpa("torch, separate", "MATH")
+"""torch's own separate kernels, whatever memory they take."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fagen.bench.contenders import PEERS, Contender, of_family
+from fagen.bench.contenders import PEERS, SEPARATE, Contender, of_family
+from fagen.bench.length import both
 from fagen.errors import UsageError
 from fagen.plan.arch import ROWS
 
@@ -39,4 +40,5 @@ def peers(names: Sequence[str]) -> tuple[Contender, ...]:
 
 def contender_of(name: str) -> Contender:
     """Anybody by name."""
-    return next((peer for peer in PEERS if peer.name == name), None) or own([name])[0]
+    others = {each.name: each for each in (*PEERS, SEPARATE, *both())}
+    return others[name] if name in others else own([name])[0]

@@ -12,7 +12,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -63,7 +63,8 @@ class Timing:
 class Result:
     """What became of a contender in a cell: times, or the reason why there are none.
 
-    ``is_wrong`` says that it was not timed because its result is not what the cell asks for.
+    ``is_wrong``: it was not timed, because its result is not what the cell asks for. ``peak_bytes`` is the
+    device memory held during a call, q, k and v included.
     """
 
     timing: Timing | None = None
@@ -72,6 +73,7 @@ class Result:
     max_error: float = math.nan
     tolerance: float = math.nan
     is_wrong: bool = False
+    peak_bytes: int | None = None
 
 
 @dataclass
@@ -120,7 +122,7 @@ def measure_cell(
         return found
     ready: dict[str, Ready] = {}
     for contender in able:
-        result, call = _prepared(contender, inputs, expected)
+        result, call = _prepared(contender, inputs, expected, watch)
         found.results[contender.name] = result
         if call is not None:
             ready[contender.name] = call
@@ -128,15 +130,16 @@ def measure_cell(
     replays = _replays(ready, watch) if protocol.replay else {}
     replay_times = alternate(replays, watch, protocol)
     for name, seconds in times.items():
-        before = found.results[name]
         again = replay_times.get(name)
-        found.results[name] = Result(
-            Timing.of(seconds), Timing.of(again) if again else None, "", before.max_error, before.tolerance
+        found.results[name] = replace(
+            found.results[name], timing=Timing.of(seconds), replayed=Timing.of(again) if again else None
         )
     return found
 
 
-def _prepared(contender: Contender, inputs: Inputs, expected: Expected) -> tuple[Result, Ready | None]:
+def _prepared(
+    contender: Contender, inputs: Inputs, expected: Expected, watch: Stopwatch
+) -> tuple[Result, Ready | None]:
     """What there is to say of a contender before it is timed, and its call if it can be."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -145,7 +148,10 @@ def _prepared(contender: Contender, inputs: Inputs, expected: Expected) -> tuple
             comparison = expected.compare(ready)
             if reason := disagreement(comparison, contender.is_peer):
                 return _compared(comparison, reason), None
-            return _compared(comparison), directed(ready, inputs)
+            timed = directed(ready, inputs)
+            with timed.around():
+                peak_bytes = watch.added_bytes(timed.call) + inputs.held_bytes
+            return replace(_compared(comparison), peak_bytes=peak_bytes), timed
         except Exception as error:  # whatever another's code raises
             return Result(reason=told(error, warned)), None
 

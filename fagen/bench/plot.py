@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fagen.bench.contenders import NO_ROOM
 from fagen.bench.measure import Measured
 from fagen.bench.report import Report, per_second, seconds_of, unit
 from fagen.errors import ToolchainError, UsageError
@@ -98,3 +99,40 @@ def _bars(panel: Any, report: Report, cells: Sequence[Measured]) -> None:
         panel.bar(places, heights, wide, label=name)
     labels = [f"{each.cell.dims} {each.cell.variant}" for each in cells]
     panel.set_xticks(range(len(cells)), labels, rotation=45, ha="right", fontsize=7)
+
+
+# ------------------------------------------------------------------------------------- against the length
+
+
+def draw_lengths(report: Report, path: Path) -> None:
+    """Time and peak memory of each contender against the length; where one finds no memory is marked."""
+    made, (times, memories) = figure(2)
+    for name in report.names:
+        results = [(each.cell.kv_len, each.results[name]) for each in report.cells]
+        timed = [(n, each.timing.median) for n, each in results if each.timing is not None]
+        held = [(n, each.peak_bytes) for n, each in results if each.peak_bytes is not None]
+        if not timed:
+            continue
+        (line,) = times.plot(*zip(*timed, strict=True), marker="o", ms=3, label=name)
+        memories.plot(*zip(*held, strict=True), marker="o", ms=3, color=line.get_color(), label=name)
+        refused = next((n for n, each in results if each.reason == NO_ROOM), None)
+        if refused is not None:
+            _mark(times, timed[-1], refused, line.get_color())
+            _mark(memories, held[-1], refused, line.get_color())
+    for panel, label in ((times, "seconds of a call"), (memories, "bytes of device memory held")):
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xlabel("sequence length")
+        panel.set_ylabel(label)
+        panel.grid(alpha=0.3)
+    times.legend(fontsize=8)
+    cell = report.cells[0].cell
+    shape = f"{cell.variant}, d = {cell.dims}, {cell.q_heads} heads, batch {cell.batch}, {cell.dtype}"
+    made.suptitle(f"{report.device}: {shape}", fontsize=10)
+    save(made, path)
+
+
+def _mark(panel: Any, last: tuple[int, float], refused: int, color: Any) -> None:
+    """The length at which there is no memory, at the height of the last that was measured."""
+    panel.plot(refused, last[1], marker="x", ms=8, ls="", color=color)
+    panel.annotate(NO_ROOM, (refused, last[1]), fontsize=7, ha="right", va="top")

@@ -197,6 +197,8 @@ def _result_json(report: Report, measured: Measured, name: str) -> dict[str, Any
         "max_error": _finite(result.max_error),
         "tolerance": _finite(result.tolerance),
     }
+    if result.peak_bytes is not None:
+        found["peak_bytes"] = result.peak_bytes
     if result.timing is not None:
         found["seconds"] = asdict(result.timing)
         found["flops_per_second"] = measured.cell.flops / result.timing.median

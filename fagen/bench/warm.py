@@ -6,12 +6,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
 
 from fagen.bench.cells import Cell
 from fagen.bench.measure import Tell
 
-Job = tuple[str, Cell]
-"""A contender by name, and a cell that it is called for once."""
+Job = TypeVar("Job")
 
 
 def workers(asked: int | None) -> int:
@@ -19,19 +19,19 @@ def workers(asked: int | None) -> int:
     return asked if asked is not None else min(os.cpu_count() or 1, 8)
 
 
-def warm(jobs: Sequence[Job], count: int, tell: Tell, work: Callable[[Job], None] | None = None) -> None:
+def warm(jobs: Sequence[Job], count: int, tell: Tell, work: Callable[[Job], None]) -> None:
     """Do each job once in one of ``count`` processes; what fails there will fail, and be told, when timed."""
     if count < 2 or len(jobs) < 2:
         return
     spawning = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU of its parent's
     with ProcessPoolExecutor(min(count, len(jobs)), mp_context=spawning) as pool:
-        waiting = [pool.submit(work or call_once, job) for job in jobs]
+        waiting = [pool.submit(work, job) for job in jobs]
         for done, each in enumerate(as_completed(waiting)):
             each.exception()
             tell("compile", done + 1, len(jobs))
 
 
-def call_once(job: Job) -> None:
+def call_once(job: tuple[str, Cell]) -> None:
     """Prepare a contender for a cell and call it, so that what it compiles is in its cache."""
     import torch
 

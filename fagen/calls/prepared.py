@@ -253,7 +253,7 @@ class OnGpu(Prepared):
 
     def __init__(self, values: Values, kernel: Compiled, sizes: Mapping[Axis, int]) -> None:
         index = values.device.index
-        binary = kernel.binary(torch.cuda.get_device_capability(index))
+        binary = kernel.binary(torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index))
         most_blocks = torch.cuda.get_device_properties(index).multi_processor_count
         super().__init__(values, binary.recipe, sizes, most_blocks)
         self._gpu = launch.gpu(index)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from fagen.cli import show
-from fagen.cli.app import app
+from fagen.cli.app import app, row_of
 from fagen.errors import UsageError
 
 if TYPE_CHECKING:
-    from fagen.bench.cells import Cell
+    from fagen.bench.cells import Cell, Given
     from fagen.bench.contenders import Contender
     from fagen.bench.measure import Protocol
     from fagen.bench.report import Report
@@ -27,6 +27,14 @@ def bench(
     grid: Annotated[
         str, typer.Option(metavar="short|lengths|dims|variants|decode", rich_help_panel=_WHAT)
     ] = "short",
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="length",
+            help="In place of a grid: time and memory against N, scores in memory or in one pass.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     head_dim: Annotated[
         str | None,
         typer.Option(metavar="64,192/128", help="Head dims in place of the grid's.", rich_help_panel=_WHAT),
@@ -74,6 +82,15 @@ def bench(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that compile.", rich_help_panel=_HOW)
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="In place of peers: measure the model's best plans, keep the fastest for calls."
+        ),
+    ] = False,
+    few: Annotated[
+        int, typer.Option(min=1, help="Plans of --tune for each problem.", rich_help_panel=_HOW)
+    ] = 4,
     model_only: Annotated[
         bool, typer.Option("--model-only", help="Print work and the model's times; run nothing.")
     ] = False,
@@ -90,12 +107,10 @@ def bench(
 
     What fagen computes is compared with the reference before it is timed; exits with 1 where it is wrong.
     """
-    from fagen.bench import cells as named
-    from fagen.bench.lineup import own, peers
+    from fagen.bench.cells import Given, cells_of
     from fagen.bench.measure import Protocol
 
-    cells = named.grid(
-        grid,
+    given = Given(
         dims=_dims(head_dim),
         variants=_words(variant),
         lengths=_numbers("--length", length),
@@ -105,24 +120,117 @@ def bench(
         dtype=dtype,
         direction=direction,
     )
-    ours = own(_words(family))
+    protocol = Protocol(rounds=rounds, pause_seconds=pause, replay=launch)
+    if tune and (figure is not None or model_only or peer is not None or plot is not None):
+        raise UsageError(
+            "--tune measures fagen's plans alone", works="leave --figure, --model-only, --peer and --plot out"
+        )
+    if figure is not None:
+        if figure != "length":
+            raise UsageError(f"--figure is {figure!r}", works="it is length")
+        if family is not None or peer is not None:
+            raise UsageError("--figure length has contenders of its own", works="leave --family, --peer out")
+        _figure_length(given, protocol, workers, arch if model_only else None, json, plot)
+    from fagen.bench.lineup import PLANNERS_CHOICE, own, peers
+
+    cells, ours = cells_of(grid, given), own(_words(family))
+    if tune:
+        _require_writable(json, None)
+        families = [None if each.name == PLANNERS_CHOICE else each.name for each in ours]
+        _tune(cells, families, few, protocol, workers, json)
     if model_only:
         _show_model(cells, ours, arch)
         return
     others = () if peer == "none" else peers(_words(peer))
-    writable(json, plot)
-    protocol = Protocol(rounds=rounds, pause_seconds=pause, replay=launch)
+    _require_writable(json, plot)
     report = _measured(cells, ours, others, protocol, workers)
     _show(report)
-    if json is not None:
-        from fagen.bench.report import to_json
-
-        json.write_text(json_format.dumps(to_json(report), indent=1) + "\n", encoding="utf-8")
+    _save(report, json)
     if plot is not None:
         from fagen.bench.plot import draw_report
 
         draw_report(report, plot)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _figure_length(
+    given: Given,
+    protocol: Protocol,
+    workers: int | None,
+    arch: str | None,
+    json: Path | None,
+    plot: Path | None,
+) -> NoReturn:
+    """Measure, or by the model of ``arch`` predict, and draw time and memory against the length."""
+    from fagen.bench import length
+    from fagen.bench.cells import replaced
+    from fagen.bench.plot import draw_lengths
+
+    if json is None and plot is None:
+        json, plot = Path("length.json"), Path("length.png")
+    _require_writable(json, plot)
+    cells = replaced(length.GRID, given)
+    if arch is not None:
+        report = length.predicted(cells, arch)
+    else:
+        from fagen.bench.contenders import SEPARATE
+
+        materialised, fused = length.both()
+        report = _measured(cells, (fused,), (materialised, SEPARATE), protocol, workers)
+    print(report.device)
+    show.table(length.rows(report))
+    _save(report, json)
+    if plot is not None:
+        draw_lengths(report, plot)
+    for path in (json, plot):
+        if path is not None:
+            print(f"saved {path}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _tune(
+    cells: Sequence[Cell],
+    families: Sequence[str | None],
+    few: int,
+    protocol: Protocol,
+    workers: int | None,
+    json: Path | None,
+) -> NoReturn:
+    """Measure plans, keep the fastest, and show what was taken."""
+    device = _needs_gpu("bench --tune")
+    import torch
+
+    from fagen.bench import tune
+    from fagen.bench.stopwatch import GpuStopwatch
+    from fagen.bench.warm import warm
+    from fagen.bench.warm import workers as how_many
+    from fagen.study.versions import device_name
+
+    found: list[tune.Tuning] = []
+    with show.progress() as progress:
+        progress("compile", 0, 0)
+        arch, capability = row_of(device), torch.cuda.get_device_capability(device)
+        problems = tune.problems(cells, families, arch)
+        jobs = [
+            tune.Job(known[0], problem.family, arch, finalist, capability)
+            for problem, known in problems.items()
+            for finalist in (None, *range(few))
+        ]
+        warm(jobs, how_many(workers), progress, tune.build_one)
+        found.extend(tune.tune(problems, few, GpuStopwatch(), protocol, device, progress))
+    print(f"fastest of {few} plans each on {device_name(device)}, kept for later calls")
+    show.table(tune.rows(found))
+    if json is not None:
+        json.write_text(json_format.dumps(tune.to_json(found), indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(0 if all(each.seconds for each in found) else 1)
+
+
+def _save(report: Report, json: Path | None) -> None:
+    """Write all figures of a report."""
+    if json is not None:
+        from fagen.bench.report import to_json
+
+        json.write_text(json_format.dumps(to_json(report), indent=1) + "\n", encoding="utf-8")
 
 
 # -------------------------------------------------------------------------------------------------- options
@@ -151,7 +259,7 @@ def _dims(text: str | None) -> list[tuple[int, int]]:
     return found
 
 
-def writable(json: Path | None, plot: Path | None) -> None:
+def _require_writable(json: Path | None, plot: Path | None) -> None:
     """Refuse files that cannot be written before anything is measured."""
     for option, path in (("--json", json), ("--plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
@@ -190,7 +298,7 @@ def _measured(
     from fagen.bench.measure import measure
     from fagen.bench.report import Report
     from fagen.bench.stopwatch import GpuStopwatch
-    from fagen.bench.warm import warm
+    from fagen.bench.warm import call_once, warm
     from fagen.bench.warm import workers as how_many
     from fagen.study.versions import device_name, versions
 
@@ -211,7 +319,7 @@ def _measured(
             for each in contenders
             if each.compiles and not each.refusal(cell)
         ]
-        warm(jobs, how_many(workers), progress)
+        warm(jobs, how_many(workers), progress, call_once)
         report.cells.extend(measure(cells, contenders, GpuStopwatch(), protocol, device, progress))
     return report
 
@@ -228,6 +336,7 @@ def _show(report: Report) -> None:
 
 
 def _show_model(cells: Sequence[Cell], ours: Sequence[Contender], arch: str) -> None:
+    from fagen.bench.lineup import PLANNERS_CHOICE
     from fagen.bench.model import predicted_seconds
     from fagen.bench.report import rate
     from fagen.study.explain import quantity, seconds
@@ -244,7 +353,7 @@ def _show_model(cells: Sequence[Cell], ours: Sequence[Contender], arch: str) -> 
             "memory": quantity(cell.moved_bytes, "B"),
         }
         for each in ours:
-            found = predicted_seconds(cell, None if each.name == "fagen" else each.name, arch)
+            found = predicted_seconds(cell, None if each.name == PLANNERS_CHOICE else each.name, arch)
             if isinstance(found, str):
                 reasons.setdefault(f"{each.name}: {found}")
                 row[each.name] = "-"

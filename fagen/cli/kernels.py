@@ -65,7 +65,8 @@ def explain(request: Request, json: Json = False) -> None:
     from fagen.study.explain import explain as plan_text
 
     kernel, _ = request.kernel(request.arch or ANY_GPU, request.has_lengths)
-    text = plan_text(kernel.plan, request.lengths().by_axis() if request.has_lengths else None)
+    lengths = request.lengths().by_axis() if request.has_lengths else None
+    text = plan_text(kernel.plan, lengths, tuned=kernel.compiled.tuned().values())
     if json:
         print_json({**_about(kernel), "plan": loads(plan_json(kernel.plan)), "text": text})
     else:
@@ -113,7 +114,8 @@ def run(
         )
         trial = try_kernel(kernel.compiled, values, seed=request.seed, watch=watch, progress=progress)
     if explain:
-        print(plan_text(kernel.plan, lengths, trial.seconds if where.type == "cuda" else None))
+        seconds = trial.seconds if where.type == "cuda" else None
+        print(plan_text(kernel.plan, lengths, seconds, kernel.compiled.tuned().values()))
     if json:
         print_json(trial.to_json())
     else:

@@ -47,8 +47,10 @@ def cache(
 ) -> None:
     """Show what the cache holds, or clear it."""
     from fagen.run.cache import cache_clear, cache_stats
+    from fagen.run.tuned import every
     from fagen.study.explain import quantity
 
+    tuned = every()
     held = cache_clear() if clear else cache_stats()
     if json:
         print_json(
@@ -56,6 +58,7 @@ def cache(
                 "folder": str(held.folder),
                 "builds": held.entries,
                 "plans": held.index_entries,
+                "tuned": [asdict(each) for each in tuned],
                 "bytes": held.total_bytes,
                 "cleared": clear,
             }
@@ -64,3 +67,6 @@ def cache(
         done = "removed" if clear else "holds"
         size = quantity(held.total_bytes, "B")
         print(f"{held.folder} {done} {held.entries:,} builds and {held.index_entries:,} plans, {size}")
+        for each in tuned:
+            winner = "the model's best" if each.finalist is None else f"{each.tiles}, {each.gain:.2f} times"
+            print(f"  {each.name} on {each.gpu}: {winner}, of {each.measured} measured")

@@ -55,12 +55,14 @@ def plans(
     lengths: Mapping[Axis, int] | None = None,
     most: int = 4,
     without: Container[str] = (),
+    ranked: bool = False,
 ) -> tuple[Plan, ...]:
     """Up to ``most`` plans of one family, the best first: all right, each with the next candidate of every
     kernel that has another.
 
     The family is the first of those that the GPU runs, or that the problem asks for, in which a kernel can be
-    planned; those of ``without`` are passed over. A kernel it can't run is one of the next family.
+    planned; those of ``without`` are passed over. A kernel it can't run is one of the next family. Candidates
+    come as `fallbacks` orders them for a compiler that may refuse some, or, ``ranked``, by their time alone.
     """
     arch = arch_for(problem.arch)
     families = [family for family in _families(problem, arch) if family not in without]
@@ -71,18 +73,18 @@ def plans(
     known = representative_lengths(problem, _axes(stages)) | dict(lengths or {})
     chosen = [_choose(stage, problem, arch, known, families) for stage in stages]
     buffers = _buffers(stages, problem)
-    tries = [fallbacks(choice.ranked, choice.model, most) for choice in chosen]
+    tries = [choice.ranked if ranked else fallbacks(choice.ranked, choice.model, most) for choice in chosen]
     found = []
     for number in range(min(most, max(map(len, tries)))):
         kernels, rejected = [], list[Rejected]()
         for index, (stage, choice) in enumerate(zip(stages, chosen, strict=True)):
-            ranked, own = choice.ranked, tries[index][min(number, len(tries[index]) - 1)]
+            own = tries[index][min(number, len(tries[index]) - 1)]
             function = "forward" if len(stages) == 1 else f"forward_{index}_{choice.schedule}"
             kernels.append(_kernel(function, stage, choice, own, problem))
             prefix = "" if len(stages) == 1 else f"{function}: "
             rejected += [
                 Rejected(prefix + str(other.tiles), _slower(other, own))
-                for other in ranked[: RUNNERS_UP + 1]
+                for other in choice.ranked[: RUNNERS_UP + 1]
                 if other.tiles != own.tiles
             ]
             rejected += [Rejected(prefix + r.candidate, r.reason) for r in choice.misfits]

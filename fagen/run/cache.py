@@ -17,14 +17,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fagen.errors import BuildError
 from fagen.paths import PACKAGE_DIR, templates_dir
 
 _FORMAT = 1  # a change of the layout below makes all older entries unknown
 _RECORD = "entry.json"
-_PARTS = ("objects", "index", "locks", "tmp")
+_PARTS = ("objects", "index", "tuned", "locks", "tmp")
+
+Shelf = Literal["index", "tuned"]
+"""Where a small value is kept: what can be found anew, or what took measurements."""
 
 Parts = Mapping[str, Any]
 """What something is made of, as JSON can hold it: strings, numbers, lists and mappings by name."""
@@ -115,10 +118,10 @@ def cached(parts: Parts, produce: Callable[[Path], Parts]) -> Entry:
         return _produce(key, produce)
 
 
-def index_get(parts: Parts) -> Any | None:
+def index_get(parts: Parts, shelf: Shelf = "index") -> Any | None:
     """Return the value kept for ``parts``, or None; a damaged one is removed with a warning."""
     key = cache_key(parts)
-    path = _index_path(key)
+    path = _index_path(key, shelf)
     try:
         return _read_record(path, key)["value"]
     except (FileNotFoundError, NotADirectoryError):
@@ -130,17 +133,26 @@ def index_get(parts: Parts) -> Any | None:
         return None
 
 
-def index_put(parts: Parts, value: Any) -> None:
+def index_put(parts: Parts, value: Any, shelf: Shelf = "index") -> None:
     """Keep a small value JSON can hold for ``parts``, in place of any other.
 
     Raises BuildError where the cache cannot be written.
     """
     key = cache_key(parts)
-    path = _index_path(key)
+    path = _index_path(key, shelf)
     with _scratch() as folder:
         _write_record(folder / path.name, {"key": key, "value": value})
         path.parent.mkdir(parents=True, exist_ok=True)
         (folder / path.name).replace(path)
+
+
+def kept(shelf: Shelf) -> list[Any]:
+    """Return all values of a shelf that are not damaged."""
+    found = []
+    for path in sorted((cache_dir() / shelf).glob("*/*.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found.append(_read_record(path, path.stem)["value"])
+    return found
 
 
 def cache_stats() -> CacheStats:
@@ -205,8 +217,8 @@ def _object_dir(key: str) -> Path:
     return cache_dir() / "objects" / key[:2] / key
 
 
-def _index_path(key: str) -> Path:
-    return cache_dir() / "index" / key[:2] / f"{key}.json"
+def _index_path(key: str, shelf: Shelf) -> Path:
+    return cache_dir() / shelf / key[:2] / f"{key}.json"
 
 
 def _write_record(path: Path, body: Parts) -> None:

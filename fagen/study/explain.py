@@ -13,16 +13,23 @@ from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes, stage_roots, tiles_of
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan
 from fagen.plan.tiling import representative_lengths
+from fagen.run.tuned import Tuned
 
 _MOST_UNFIT = 3
 _WIDTH = 108
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def explain(plan: Plan, lengths: Mapping[Axis, int] | None = None, measured: float | None = None) -> str:
+def explain(
+    plan: Plan,
+    lengths: Mapping[Axis, int] | None = None,
+    measured: float | None = None,
+    tuned: Iterable[Tuned] = (),
+) -> str:
     """What ``plan`` does and why, as text.
 
-    ``lengths`` are those of axes (others as they stand for the plan's class), ``measured`` seconds of a run.
+    ``lengths`` are those of axes (others as they stand for the plan's class), ``measured`` seconds of a run,
+    ``tuned`` what measurements on GPUs say of the plan's problem.
     """
     arch = arch_for(plan.problem.arch)
     sizes = plan_lengths(plan, lengths or {})
@@ -36,6 +43,7 @@ def explain(plan: Plan, lengths: Mapping[Axis, int] | None = None, measured: flo
     if measured is not None:
         predicted = sum(cost.seconds for cost in costs)
         lines.append(f"measured {seconds(measured)}, {measured / predicted:.2f} of what was predicted")
+    lines += [line for each in tuned for line in _wrapped(_tuned(each), "")]
     lines += ["", *_others(plan)]
     return "\n".join(lines) + "\n"
 
@@ -202,6 +210,13 @@ def _together(plan: Plan, costs: list[Cost], sizes: Mapping[Axis, int]) -> list[
     if plan.buffers:
         lines.append(f"  at most {quantity(peak_buffer_bytes(plan, sizes), 'B')} at a time")
     return lines
+
+
+def _tuned(tuned: Tuned) -> str:
+    told = f"Tuned on {tuned.gpu}: of {tuned.measured} plans measured there"
+    if tuned.finalist is None:
+        return f"{told} the model's best is the fastest, and is taken"
+    return f"{told} {tuned.tiles} is taken, {tuned.gain:.2f} times as fast as the model's best"
 
 
 def _others(plan: Plan) -> list[str]:

@@ -241,7 +241,7 @@ def _compiled(kernel: Compiled, device: torch.device, watch: Watch) -> tuple[Pat
     """Build what runs on a device; where its text lies, and the launches of a call."""
     if device.type == "cpu":
         return kernel.emulated(watch.checker).path, len(kernel.emulated_recipe.functions)
-    binary = kernel.binary(torch.cuda.get_device_capability(device))
+    binary = kernel.binary(torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
     entry = load_key(binary.key)
     assert entry is not None
     return entry.folder / "kernel.cu", len(binary.recipe.functions)
