@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -165,6 +166,8 @@ def _sdpa(name: str, backend: str, most_score_bytes: int | None = None) -> Conte
 
 
 def _flex(cell: Cell, inputs: Inputs) -> Ready:
+    # Before the compiler is imported: otherwise it starts a process for each core, here and in each worker.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch._dynamo.reset()  # every cell is compiled for its own lengths, however many came before

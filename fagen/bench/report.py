@@ -138,9 +138,14 @@ def notes(report: Report) -> list[str]:
         ratios = [times for each in report.cells if (times := ratio(report, each, name)) is not None]
         if ratios:
             mean, ahead = geometric_mean(ratios), sum(each >= 1 for each in ratios)
+            each_peer = ", ".join(
+                f"{geometric_mean(times):.2f} times {peer}"
+                for peer in report.peers
+                if (times := _against(report, name, peer))
+            )
             found.append(
-                f"{name}: {mean:.2f} times the best peer (geometric mean), "
-                f"at least as fast in {ahead} of {len(ratios)} cells"
+                f"{name}: {mean:.2f} times as fast as the best peer (geometric mean), at least as fast in "
+                f"{ahead} of {len(ratios)} cells; {each_peer}"
             )
     reasons: dict[tuple[str, str], list[str]] = {}
     for measured in report.cells:
@@ -152,6 +157,14 @@ def notes(report: Report) -> list[str]:
         where = "" if len(labels) == len(report.cells) else f" ({', '.join(labels[:_LISTED])}{more})"
         found.append(f"{name}: {reason}{where}")
     return found
+
+
+def _against(report: Report, name: str, peer: str) -> list[float]:
+    """How many times as fast as a peer, in each cell that both were timed in."""
+    pairs = [
+        (seconds_of(each.results.get(peer)), seconds_of(each.results.get(name))) for each in report.cells
+    ]
+    return [there / here for there, here in pairs if math.isfinite(there) and math.isfinite(here)]
 
 
 def markdown(report: Report) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -30,8 +31,8 @@ def bench(
     figure: Annotated[
         str | None,
         typer.Option(
-            metavar="length",
-            help="In place of a grid: time and memory against N, scores in memory or in one pass.",
+            metavar="length|overhead",
+            help="In place of a grid: time and memory against N, or time of the host for a call.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -126,10 +127,14 @@ def bench(
             "--tune measures fagen's plans alone", works="leave --figure, --model-only, --peer and --plot out"
         )
     if figure is not None:
-        if figure != "length":
-            raise UsageError(f"--figure is {figure!r}", works="it is length")
+        if figure not in ("length", "overhead"):
+            raise UsageError(f"--figure is {figure!r}", works="it is length or overhead")
         if family is not None or peer is not None:
-            raise UsageError("--figure length has contenders of its own", works="leave --family, --peer out")
+            raise UsageError(
+                f"--figure {figure} has contenders of its own", works="leave --family, --peer out"
+            )
+        if figure == "overhead":
+            _figure_overhead(json)
         _figure_length(given, protocol, workers, arch if model_only else None, json, plot)
     from fagen.bench.lineup import PLANNERS_CHOICE, own, peers
 
@@ -186,6 +191,22 @@ def _figure_length(
         if path is not None:
             print(f"saved {path}")
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _figure_overhead(json: Path | None) -> NoReturn:
+    """Measure how long calls keep Python; 1 where a budget is exceeded."""
+    device = _needs_gpu("bench --figure overhead")
+    _require_writable(json, None)
+    from fagen.bench import overhead
+    from fagen.study.versions import device_name
+
+    with show.progress() as progress:
+        found = overhead.measure(progress)
+    print(f"microseconds of the host a call, medians, {device_name(device)}")
+    show.table(overhead.rows(found))
+    if json is not None:
+        json.write_text(json_format.dumps([asdict(each) for each in found], indent=1) + "\n")
+    raise typer.Exit(0 if all(each.ok for each in found) else 1)
 
 
 def _tune(

@@ -182,7 +182,7 @@ def test_a_reader_that_stops_reading_is_no_error():
 
 def test_cache_shows_and_clears(cold_cache: Path):
     assert fagen("cache", "--json").json == {
-        "folder": str(cold_cache), "builds": 0, "plans": 0, "bytes": 0, "cleared": False,
+        "folder": str(cold_cache), "builds": 0, "plans": 0, "tuned": [], "bytes": 0, "cleared": False,
     }  # fmt: skip
     (cold_cache / "index" / "ab").mkdir(parents=True)
     (cold_cache / "index" / "ab" / "abcd.json").write_text("12345")

@@ -23,7 +23,7 @@ from fagen.study.ladder import attention_ladder, attention_lengths, climb, matmu
 from golden import GOLDEN
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("fagen", "templates", "tests", "examples", "generated", "docs", r"\.ci", "bench")
+FOLDERS = ("fagen", "templates", "tests", "examples", "generated", "docs", r"\.ci")
 COLUMNS = ("rung", "kernels", "bytes moved", "extra memory")
 
 
