@@ -2,7 +2,8 @@
 
 It is the picture that FlashAttention opens with (Dao et al. 2022, figure 1), of one planner's two answers:
 ``separate kernels`` is the ladder's fourth rung, where all that works element by element is fused into the
-products and the scores lie in memory between them.
+products and the scores lie in memory between them; ``one pass`` is its fifth, in the same family. Beside them
+stand the family that a call takes, and torch's own separate kernels.
 """
 
 from __future__ import annotations

@@ -41,8 +41,11 @@ def figure(panels: int) -> tuple[Any, list[Any]]:
 
 def save(made: Any, path: Path) -> None:
     """Write a figure, the same bytes each time."""
+    from matplotlib import rc_context
+
     dated = {"Date": None} if path.suffix == ".svg" else None
-    made.savefig(path, dpi=150, metadata=dated)
+    with rc_context({"svg.hashsalt": path.stem}):
+        made.savefig(path, dpi=150, metadata=dated)
 
 
 def draw_report(report: Report, path: Path) -> None:

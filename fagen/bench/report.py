@@ -139,9 +139,9 @@ def notes(report: Report) -> list[str]:
         if ratios:
             mean, ahead = geometric_mean(ratios), sum(each >= 1 for each in ratios)
             each_peer = ", ".join(
-                f"{geometric_mean(times):.2f} times {peer}"
+                f"{geometric_mean(single):.2f} times {peer}"
                 for peer in report.peers
-                if (times := _against(report, name, peer))
+                if (single := _against(report, name, peer))
             )
             found.append(
                 f"{name}: {mean:.2f} times as fast as the best peer (geometric mean), at least as fast in "

@@ -178,10 +178,11 @@ def _figure_length(
     if arch is not None:
         report = length.predicted(cells, arch)
     else:
-        from fagen.bench.contenders import SEPARATE
+        from fagen.bench.contenders import SEPARATE, of_family
 
         materialised, fused = length.both()
-        report = _measured(cells, (fused,), (materialised, SEPARATE), protocol, workers)
+        ours = (fused, of_family(None))
+        report = _measured(cells, ours, (materialised, SEPARATE), protocol, workers)
     print(report.device)
     show.table(length.rows(report))
     _save(report, json)
