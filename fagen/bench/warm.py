@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 from fagen.bench.cells import Cell
@@ -19,12 +19,21 @@ def workers(asked: int | None) -> int:
     return asked if asked is not None else min(os.cpu_count() or 1, 8)
 
 
-def warm(jobs: Sequence[Job], count: int, tell: Tell, work: Callable[[Job], None]) -> None:
-    """Do each job once in one of ``count`` processes; what fails there will fail, and be told, when timed."""
+def warm(
+    jobs: Sequence[Job],
+    count: int,
+    tell: Tell,
+    work: Callable[[Job], object],
+    pool: Executor | None = None,
+) -> None:
+    """Do each job once in one of ``count`` processes, or by ``pool``.
+
+    What fails there will fail again, and be told, when it is timed.
+    """
     if count < 2 or len(jobs) < 2:
         return
     spawning = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU of its parent's
-    with ProcessPoolExecutor(min(count, len(jobs)), mp_context=spawning) as pool:
+    with pool or ProcessPoolExecutor(min(count, len(jobs)), mp_context=spawning) as pool:
         waiting = [pool.submit(work, job) for job in jobs]
         for done, each in enumerate(as_completed(waiting)):
             each.exception()
