@@ -779,7 +779,7 @@ class LoopBuilder:
                 operand=operand,
                 weights=held,
                 weight=self.weight(value, record) if operand is not None else "",
-                condition=split.text(lower(condition)) if condition is not None else None,
+                condition=split.text(lower(condition), AND) if condition is not None else None,
                 slack=self.slack(state),
                 equation=self.equation(state),
             )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fagen.emit.code import BLOCK, ELEMENT, Code, Place, Statement
+from fagen.emit.code import AND, BLOCK, ELEMENT, OR, Code, Place, Statement
 from fagen.emit.params import Parameters
 from fagen.emit.scope import Surroundings, block_name
 from fagen.ir.graph import Axis, Index, Node
@@ -27,6 +27,8 @@ _INITIAL = {
     ("any", "bool"): "false",
     ("all", "bool"): "true",
 }
+_JOINED = {"any": OR, "all": AND}
+"""How strongly a value must bind where it is joined to those before it."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _preparation(function: str, group: Sequence[Prepared], plan: Plan, parameter
                 each.name,
                 value.ctype if value.ctype != "int32" else "int",
                 _INITIAL.get((each.op, value.ctype), ""),
-                split.text(value),
+                split.text(value, _JOINED.get(each.op, 0)),
                 split.text(target),
                 equation,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fagen.emit.code import ELEMENT, Code, Split, Statement, Variable
+from fagen.emit.code import ELEMENT, OR, PRODUCT, UNARY, Code, Split, Statement, Variable
 from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
 from fagen.emit.forward import StoreText, term_of
 from fagen.emit.scope import Scope, axis_name, block_name
@@ -200,7 +200,8 @@ class _Builder:
         if self.exists is not TRUE:
             codes.append(lower(self.exists))
         split = self.scope.split([(code, RESULT) for code in codes])
-        value, operand, *condition = (split.text(code, 8) for code in codes)
+        value, operand = split.text(codes[0], PRODUCT), split.text(codes[1], UNARY)
+        condition = [split.text(code) for code in codes[2:]]
         statements = [*split.at(ROW), *split.at(COLUMN), *split.at(RESULT)]
         if self.zeros:
             weight = Variable("float", "weight")
@@ -264,8 +265,8 @@ class _Builder:
         )
 
     def marked(self, split: Split, codes: Sequence[Code]) -> str:
-        value, *condition = (split.text(code) for code in codes)
-        return f"{condition[0]} ? {value} : skipped()" if condition else value
+        value = split.text(codes[0])
+        return f"{split.text(codes[1], OR)} ? {value} : skipped()" if len(codes) > 1 else value
 
     def start(self, axis: Axis) -> str:
         """The first position of a tile along ``axis``."""

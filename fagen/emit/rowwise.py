@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fagen.derive.walk import State, Walk
-from fagen.emit.code import COLUMN, ELEMENT, ROW, Code, Place, Split, Statement
+from fagen.emit.code import COLUMN, ELEMENT, ROW, SUM, UNARY, Code, Place, Split, Statement
 from fagen.emit.flat import Flat
 from fagen.emit.forward import StoreText, levels_of, old, term_of
 from fagen.emit.scope import Scope, axis_name
@@ -145,9 +145,9 @@ class _Builder:
                     name=state.symbol.name,
                     op=state.op,
                     initial="-INFINITY" if state.op == "max" else "0.0f",
-                    value=split.text(lower(term_of(state)[0])),
-                    rescale=split.text(lower(state.rescale)) if state.rescale is not None else None,
-                    joined=join.text(joined(state.rescale)) if state.rescale is not None else None,
+                    value=split.text(lower(term_of(state)[0]), SUM),
+                    rescale=split.text(lower(state.rescale), UNARY) if state.rescale is not None else None,
+                    joined=join.text(joined(state.rescale), UNARY) if state.rescale is not None else None,
                     keeps_old=any(ir.depends(rescale, [old(state.symbol)]) for rescale in rescales),
                     equation=self.equation(state),
                 )
@@ -177,7 +177,10 @@ class _Builder:
         lower = scope.lowering(leaves)
         tensors = [scope.written(output) for output in outputs]
         pairs = [(scope.store(lower, t), lower(out.node)) for t, out in zip(tensors, outputs, strict=True)]
-        split = scope.split([(code, place) for pair in pairs for code in pair])
+        # What is assigned gets no name of its own, wherever it is known.
+        split = scope.split(
+            [root for target, value in pairs for root in ((target, target.place), (value, place))]
+        )
         found = tuple(
             StoreText(
                 split.text(target),

@@ -29,11 +29,11 @@ def program(name: str, *outputs: Node, arguments: tuple[Input, ...] = (X,)) -> G
     return Graph(name, arguments, tuple(Output(o, f"o{i}", o.axes) for i, o in enumerate(outputs)))
 
 
-def softmax(s: Node) -> tuple[Node, Node]:
+def softmax(s: Node, over: Axis = "kv") -> tuple[Node, Node]:
     """(weights, log of the sum)"""
-    top = ir.largest(s, "kv")
+    top = ir.largest(s, over)
     e = ir.function("exp", ir.sub(s, top))
-    total = ir.total(e, "kv")
+    total = ir.total(e, over)
     return ir.div(e, total), ir.add(top, ir.function("log", total))
 
 
@@ -69,6 +69,15 @@ def test_matrix_product_of_any_strides(tiling: Tiling) -> None:
     }
     for label, values in operands.items():
         check(matmul_graph(), list(values), sizes=(), tiling=tiling, label=label)
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_product_of_sums(tiling: Tiling) -> None:
+    a, b = matmul_graph().arguments
+    graph = Graph(
+        "sums", (a, b), (Output(ir.contract(ir.add(a, ONE), ir.sub(b, ONE), "k"), "c", ("i", "j")),)
+    )
+    check(graph, [normal(20, 19), normal(19, 21, seed=1)], sizes=(), tiling=tiling)
 
 
 @pytest.mark.parametrize("tiling", TILINGS)
@@ -191,6 +200,7 @@ ROWS: dict[str, tuple[Node, ...]] = {
     "logsumexp": (softmax(MASKED)[1],),
     "both": softmax(MASKED),
     "softmax of all": softmax(X),
+    "softmax along queries": softmax(ir.where(ir.le(index("q"), index("kv")), X, MINUS_INF), "q"),
     "two walks": (ir.total(ir.maximum(ir.sub(softmax(MASKED)[0], Const(0.02)), ZERO), "kv"),),
     "maximum and sum of squares": (ir.largest(X, "kv"), ir.total(ir.mul(X, X), "kv")),
     "map": (ir.mul(X, ir.function("tanh", X)),),
@@ -222,6 +232,14 @@ def test_rows_of_any_strides_and_without_elements() -> None:
         check(graph, [x[:1].expand(4, 3, 9, 70)], label=name)
         check(graph, [x[:, :, :, :0]], label=name)
         check(graph, [x[:, :, :0]], label=name)
+
+
+def test_a_row_without_other_axes() -> None:
+    x = Input("x", 0, ("kv",), "float")
+    outputs = (softmax(x)[0], ir.total(x, "kv"), ir.mul(x, x))
+    for length in (0, 1, 100):
+        eighths = (8 * normal(2 * length)[::2]).round() / 8  # of which a sum is exact
+        check(program("row", *outputs, arguments=(x,)), [eighths])
 
 
 def test_axes_of_any_name() -> None:
