@@ -1,12 +1,13 @@
 """Kernels in the style of emitted ones on the emulator: right under every schedule, and quick."""
 
+import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from fagen.run import emulate
 from fagen.run.emulate import SCHEDULES
 from kernel_samples import CASES, Attention, Matmul, compiled
 
@@ -111,9 +112,7 @@ def test_launches_leave_nothing_behind() -> None:
 
 
 def test_portable_fibers_run_the_same_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "fagen.run.emulate._FLAGS", ("-DFAGEN_UCONTEXT", "-std=c++17", "-O2", "-fPIC", "-pthread")
-    )
+    monkeypatch.setattr(emulate, "_FLAGS", ("-DFAGEN_UCONTEXT", *emulate._FLAGS))
     kernels, case = compiled("attention"), Attention(100)
     case.launch(kernels, schedule="random")
     assert case.error() < TOLERANCE["fp32"]
@@ -121,7 +120,7 @@ def test_portable_fibers_run_the_same_kernels(monkeypatch: pytest.MonkeyPatch) -
 
 def test_fused_attention_of_512_takes_seconds(cold_cache: Path) -> None:
     case = Attention(512)
-    start = time.perf_counter()
+    start = sum(os.times()[:4])  # of this process and of the compiler, whoever else computes
     case.launch(compiled("attention"))
-    assert time.perf_counter() - start < 20
+    assert sum(os.times()[:4]) - start < 20
     assert case.error() < TOLERANCE["fp32"]
