@@ -28,8 +28,8 @@ SCHEDULES: tuple[Schedule, ...] = ("forward", "backward", "random")
 
 _FLAGS = ("-std=c++17", "-g", "-fPIC", "-pthread")
 _RUNTIME_FLAGS = ("-O2",)
-# A kernel is compiled for a few launches: -O2 takes half as long again, for at most a third more speed. Sums of
-# products are rounded twice, on every machine; memory is shared between types, as on a GPU.
+# A kernel is compiled for a few launches: -O2 takes half as long again, for a third more speed at most. Sums
+# of products are rounded twice, on every machine; memory is shared between types, as on a GPU.
 _KERNEL_FLAGS = ("-O1", "-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
 # Where a compiler knows them: what was never set is no zero; no time goes into following variables.
 _OPTIONAL_FLAGS = ("-ftrivial-auto-var-init=pattern", "-fno-var-tracking")
