@@ -212,6 +212,8 @@ class WalkText:
     """All tiles of this walk."""
     weights_at: str
     """Where a tile of weights lies in shared memory."""
+    overwrites: bool
+    """Whether tiles of its products lie where those of the sums of the walk before lay."""
     loop: LoopText
 
     @property
@@ -816,6 +818,7 @@ class LoopBuilder:
             tiles=tuple(tile for tile in views if not tile.chunked),
             views=views,
             weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
+            overwrites=number > 0 and self.overwrites(number),
             loop=loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis),
         )
         for state in walk.states:
@@ -859,6 +862,14 @@ class LoopBuilder:
         """How the text says a value of each element that it can assign; None where there is no such."""
         text = split.text(lower(value)) if value is not None else ""
         return text if text.endswith("[c]") else None
+
+    def overwrites(self, number: int) -> bool:
+        """Whether tiles of the products of a walk lie where those of the sums of the one before lay."""
+        before = [tile for name, tile in self.shared.items() if name.startswith(f"operand{number - 1}_")]
+        now = [tile for name, tile in self.shared.items() if name.startswith(f"walk{number}_")]
+        return any(
+            a.address < b.address + b.bytes and b.address < a.address + a.bytes for a in before for b in now
+        )
 
     def weight(self, value: Node, record: str) -> Storage:
         """What weights are rounded to on tensor cores: fp32 (TF32) where fp16 might not hold them."""
