@@ -57,7 +57,7 @@ class Arch:
 _AMPERE = Arch(
     name="A100",
     target="sm_80",
-    families=("sm80", "simt"),
+    families=("simt", "sm80"),
     copy="cp.async",
     multiprocessors=108,
     clock_hz=1.41e9,
@@ -78,7 +78,7 @@ _HOPPER = replace(
     _AMPERE,
     name="H100",
     target="sm_90a",
-    families=("sm90", "sm80", "simt"),
+    families=("sm90", "simt", "sm80"),
     copy="tma",
     multiprocessors=132,
     clock_hz=1.83e9,

@@ -399,7 +399,8 @@ def test_what_a_compiler_says_is_judged(took: dict[str, int], reason: str) -> No
 
 def fresh_kernel(width: int) -> Compiled:
     """A kernel this process knows nothing of."""
-    return Compiled(fg.compile(mask=fg.sliding_window(width), head_dim=64, arch="A100").compiled.problem)
+    kernel = fg.compile(mask=fg.sliding_window(width), head_dim=64, arch="A100", family="simt")
+    return Compiled(kernel.compiled.problem)
 
 
 def test_the_next_candidate_is_built_where_one_spills(

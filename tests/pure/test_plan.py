@@ -123,6 +123,19 @@ def test_a_family_is_honoured_or_refused() -> None:
         plan(problem(attention_graph(), arch="A100", family="sm90"))
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_operands_of_16_bits_are_multiplied_on_tensor_cores(arch: str) -> None:
+    for storage in ("fp16", "bf16"):
+        made = plan(problem(attention_graph(), storage=storage, arch=arch))
+        assert made.family == made.kernels[0].family == "sm80"
+    assert plan(problem(attention_graph(), storage="fp32", arch=arch)).family == "simt"
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "emulator"])
+def test_other_machines_take_the_plainest_family(arch: str) -> None:
+    assert plan(problem(attention_graph(), storage="fp16", arch=arch)).family == "simt"
+
+
 def test_lengths_needed_when_compiling_are_asked_for() -> None:
     incomplete = problem(attention_graph())
     with pytest.raises(PlanError, match="the length of axis 'dv' must be known"):
