@@ -6,13 +6,14 @@ what is exactly the largest ``x``, and ``exp(c x - c m)`` one multiply-add and a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fagen.derive.running import old
 from fagen.derive.signs import positive
 from fagen.derive.walk import Stage, State, Walk
 from fagen.ir import graph as ir
-from fagen.ir.graph import Map, Node
+from fagen.ir.graph import Const, Map, Node
 
 
 def unscaled(stage: Stage) -> Stage:
@@ -57,3 +58,22 @@ def common_factor(x: Node, y: Node) -> tuple[Node, Node, Node]:
                 if c is d and not c.axes:
                     return a, b, c
     return x, y, ir.ONE
+
+
+def differences(x: Node) -> Iterator[tuple[Node, Node, Node]]:
+    """Each (a, b, c) by which ``x`` is ``c a - c b``, where ``c`` is a number; 1 where there is none."""
+    if not isinstance(x, Map) or len(x.args) != 2:
+        return
+    for one, other in (x.args, x.args[::-1]):
+        if x.op == "mul" and not other.axes:
+            for a, b, c in differences(one):
+                yield a, b, ir.mul(c, other)
+        elif x.op == "add" and _negative(other):
+            yield common_factor(one, ir.neg(other))
+
+
+def _negative(x: Node) -> bool:
+    """Whether ``x`` is written with a minus."""
+    if not isinstance(x, Map) or x.op not in ("neg", "mul", "div"):
+        return False
+    return x.op == "neg" or any(isinstance(arg, Const) and arg.value < 0 for arg in x.args)

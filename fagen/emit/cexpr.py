@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fagen.derive.extent import LENGTH, Extent, Extents, bits
-from fagen.derive.unscale import common_factor
+from fagen.derive.unscale import differences
 from fagen.emit.code import (
     AND,
     ATOM,
@@ -438,16 +438,11 @@ class Lowering:
 
     def _exponential(self, x: Node) -> Code | None:
         """``exp(c a - c b)`` as one multiply-add and a power, where ``b`` is a row's and ``c`` a number."""
-        if not isinstance(x, Map) or x.op != "add":
-            return None
-        for a, minus_b in (x.args, x.args[::-1]):
-            if isinstance(minus_b, Map) and minus_b.op == "neg":
-                value, top, factor = common_factor(a, minus_b.args[0])
-                if self._done[top].place.row and not self._done[top].place.column:
-                    row = self._codes.call(
-                        "Exponential", (self(factor), self._done[top]), "Exponential", 6, "power"
-                    )
-                    return self._codes.make("{}({})", (row, self._done[value]), "float", ATOM, (ATOM, 0), 2)
+        for value, top, factor in differences(x):
+            place = self(top).place
+            if place.row and not place.column:
+                row = self._codes.call("Exponential", (self(factor), self(top)), "Exponential", 6, "power")
+                return self._codes.make("{}({})", (row, self(value)), "float", ATOM, (ATOM, 0), 2)
         return None
 
     def _exp2(self, node: Map, x: Node) -> Code:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from fagen.derive.signs import at_least_one, positive
-from fagen.derive.unscale import common_factor, unscaled
+from fagen.derive.unscale import common_factor, differences, unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import Lowering
@@ -327,6 +327,11 @@ class ForwardLoop:
         return self.row_axis is None and self.own != "1"
 
     @property
+    def even(self) -> bool:
+        """Whether every tile of rows visits all columns."""
+        return not any(walk.loop.ranges or walk.loop.skip for walk in self.walks)
+
+    @property
     def guards_rows(self) -> bool:
         """Whether some rows of a block may not be there."""
         return self.row_axis is not None or self.one_row
@@ -564,15 +569,7 @@ class LoopBuilder:
 
     def nonpositive(self, exponent: Node) -> bool:
         """Whether a running or finished maximum is taken from a value it is the maximum of."""
-        if not isinstance(exponent, Map) or exponent.op != "add":
-            return False
-        for i, part in enumerate(exponent.args):
-            if isinstance(part, Map) and part.op == "neg":
-                top = part.args[0]
-                rest = [arg for j, arg in enumerate(exponent.args) if j != i]
-                if len(rest) == 1 and self._at_most(rest[0], top):
-                    return True
-        return False
+        return any(positive(c) and self._at_most(a, b) for a, b, c in differences(exponent))
 
     def _at_most(self, x: Node, top: Node) -> bool:
         """Whether ``x`` is at most ``top``, a maximum or the larger of one and something."""

@@ -55,16 +55,16 @@ struct Row {
   float m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
 };
 
-// Where this block works; the last rows come first, they have most to do where a mask grows with the row.
+// Where this block works; neighbours have tiles of rows that follow each other, and read the same columns.
 __device__ __forceinline__ Block this_block(const Params& p) {
   Block block;
   int rest = blockIdx.x;
+  const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
+  block.q_start = take(rest, tiles) * BLOCK_Q;
   block.g = take(rest, p.group);
   block.hk = take(rest, p.kv_heads);
   block.b = take(rest, p.batch);
   block.h = block.hk * p.group + block.g;
-  const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
-  block.q_start = (tiles - 1 - rest) * BLOCK_Q;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
   block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;

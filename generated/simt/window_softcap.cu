@@ -121,15 +121,14 @@ __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const
       if (counts[c]) row.m = maximum(row.m, x0[c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x1 = finite_or_zero(row.m);
-    const float x2 = x1 * -30.0f;
-    const float x4 = expf((m_old - x1) * 30.0f);
-    row.l *= x4;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x4;
+    const Exponential power = Exponential(30.0f, finite_or_zero(row.m));
+    const float x2 = power(m_old);
+    row.l *= x2;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x2;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x3 = expf(x0[c] * 30.0f + x2);
-      if (counts[c]) row.l += x3;
-      weights[r][c] = counts[c] ? x3 : skipped();
+      const float x1 = power(x0[c]);
+      if (counts[c]) row.l += x1;
+      weights[r][c] = counts[c] ? x1 : skipped();
     }
   }
 }
@@ -162,11 +161,11 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x5 = quotient(1.0f, row.l);
+    const float x3 = quotient(1.0f, row.l);
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = (f / 4 * LANES + lane) * 4 + f % 4;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x5);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x3);
       }
     }
   }
