@@ -96,6 +96,9 @@ def bench(
         bool, typer.Option("--model-only", help="Print work and the model's times; run nothing.")
     ] = False,
     arch: Annotated[str, typer.Option(help="The GPU of --model-only.", rich_help_panel=_HOW)] = "H100",
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown.", rich_help_panel=_OUT)
+    ] = False,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.", rich_help_panel=_OUT)
     ] = None,
@@ -149,7 +152,7 @@ def bench(
     others = () if peer == "none" else peers(_words(peer))
     _require_writable(json, plot)
     report = _measured(cells, ours, others, protocol, workers)
-    _show(report)
+    _show(report, markdown)
     _save(report, json)
     if plot is not None:
         from fagen.bench.plot import draw_report
@@ -346,13 +349,16 @@ def _measured(
     return report
 
 
-def _show(report: Report) -> None:
-    from fagen.bench.report import notes, rows, unit
+def _show(report: Report, as_markdown: bool) -> None:
+    from fagen.bench.report import markdown, notes, rows, unit
 
     cells = [each.cell for each in report.cells]
     first = cells[0]
     print(f"{unit(cells)}, {first.dtype}, {first.direction}, on {report.device}")
-    show.table(rows(report))
+    if as_markdown:
+        print(f"\n{markdown(report)}")
+    else:
+        show.table(rows(report))
     for note in notes(report):
         show.text(note)
 

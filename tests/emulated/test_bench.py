@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,3 +55,26 @@ def test_the_fastest_of_a_few_plans_is_kept():
     assert (found.reason, found.is_wrong) == ("", False)
     assert found.timing is not None
     assert found.max_error <= found.tolerance
+
+
+def test_the_command_prints_a_table_and_writes_all_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pytest.importorskip("typer", reason="needs typer: it reads the command line")
+    from command_line import fagen
+
+    monkeypatch.setattr("fagen.cli.bench._needs_gpu", lambda what: CPU)
+    monkeypatch.setattr("fagen.bench.stopwatch.GpuStopwatch", Watch)
+    path = tmp_path / "x.json"
+    done = fagen(
+        "bench", "--head-dim", 16, "--variant", "causal", "--length", 40, "--batch", 1, "--q-heads", 2,
+        "--family", "simt", "--peer", "math", "--rounds", 2, "--launch", "--markdown", "--json", path,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    title, _, head, _, row, *notes = done.out.splitlines()
+    assert title == "TFLOP/s, bf16, forward, on emulator"
+    assert head == "| d | mask | S | B x H | simt | math | best peer | simt /peer |"
+    assert row.startswith("| 16 | causal | 40 | 1 x 2 | ")
+    assert row.endswith(" | math | 0.50 |"), "the watch has each take half the time of the one before"
+    assert notes[1].startswith("simt: 0.50 times as fast as the best peer (geometric mean), at least as fast")
+    results = json.loads(path.read_text())["cells"][0]["results"]
+    assert {name: each["seconds"]["count"] for name, each in results.items()} == {"simt": 2, "math": 2}
+    assert results["simt"]["replayed_seconds"]["median"] > 0
