@@ -129,6 +129,10 @@ def bench(
         raise UsageError(
             "--tune measures fagen's plans alone", works="leave --figure, --model-only, --peer and --plot out"
         )
+    if tune and direction != "forward":
+        raise UsageError(
+            f"--tune measures forward plans, and --direction is {direction}", works="leave it out"
+        )
     if figure is not None:
         if figure not in ("length", "overhead"):
             raise UsageError(f"--figure is {figure!r}", works="it is length or overhead")

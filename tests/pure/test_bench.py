@@ -114,6 +114,7 @@ def test_what_is_given_replaces_what_the_grid_has():
         (["--figure", "width"], "--figure is 'width'; it is length or overhead"),
         (["--figure", "length", "--peer", "flash"], "--figure length has contenders of its own"),
         (["--tune", "--plot", "x.png"], "--tune measures fagen's plans alone"),
+        (["--tune", "--direction", "backward"], "--tune measures forward plans, and --direction is backward"),
         (["--plot", "x.gif"], "--plot: x.gif is no picture's name; it ends with .png or .svg"),
         (["--json", "nowhere/x.json"], "--json: nowhere is no folder"),
     ],
