@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -349,7 +351,13 @@ def _measured(
             if each.compiles and not each.refusal(cell)
         ]
         warm(jobs, how_many(workers), progress, call_once)
-        report.cells.extend(measure(cells, contenders, GpuStopwatch(), protocol, device, progress))
+        with suppress(KeyboardInterrupt):  # what is measured by then is shown
+            for measured in measure(cells, contenders, GpuStopwatch(), protocol, device, progress):
+                report.cells.append(measured)
+    if not report.cells:
+        raise typer.Abort()
+    if len(report.cells) < len(cells):
+        print(f"fagen: interrupted after {len(report.cells)} of {len(cells)} cells", file=sys.stderr)
     return report
 
 

@@ -78,3 +78,29 @@ def test_the_command_prints_a_table_and_writes_all_figures(monkeypatch: pytest.M
     results = json.loads(path.read_text())["cells"][0]["results"]
     assert {name: each["seconds"]["count"] for name, each in results.items()} == {"simt": 2, "math": 2}
     assert results["simt"]["replayed_seconds"]["median"] > 0
+
+
+def test_what_is_measured_before_an_interruption_is_shown(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("typer", reason="needs typer: it reads the command line")
+    from command_line import fagen
+
+    monkeypatch.setattr("fagen.cli.bench._needs_gpu", lambda what: CPU)
+    monkeypatch.setattr("fagen.bench.stopwatch.GpuStopwatch", lambda: Interrupted(2))
+    options = ["bench", "--head-dim", 16, "--batch", 1, "--q-heads", 2, "--family", "simt", "--peer", "none"]
+    done = fagen(*options, "--variant", "causal", "--length", "40,40", "--rounds", 1, "--markdown")
+    assert (done.code, done.err) == (0, "fagen: interrupted after 1 of 2 cells\n")
+    assert done.out.count("| 16 | causal | 40 |") == 1
+
+
+class Interrupted(Watch):
+    """Somebody presses a key after a few timings."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def times(self, call: Callable[[], object], count: int) -> list[float]:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().times(call, count)
