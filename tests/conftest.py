@@ -12,6 +12,9 @@ import pytest
 from fagen.errors import ToolchainError
 from fagen.run import toolchain
 
+# Tensors here are small, and tests run side by side: threads of torch would spin while others compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest.register_assert_rewrite("api_cases", "edges", "public_cases", "sampler")
 
 _OWN_VARIABLES = ("FAGEN_DEBUG", "FAGEN_DUMP", "FAGEN_OVERRIDE")

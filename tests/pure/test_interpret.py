@@ -22,15 +22,6 @@ TILES = [(16, 16), (7, 9), (64, 64), (5, 32), (32, 4)]
 SEED = 11
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Tiles are small: several threads of torch would only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def close(out, expected, label=""):
     assert len(out) == len(expected)
     for mine, ref in zip(out, expected, strict=True):

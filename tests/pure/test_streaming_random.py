@@ -336,14 +336,6 @@ def is_fused(derivation):
     return len(stage.walks) == 1
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("number", range(COUNT))
 def test_a_random_program(number):
     lines = written(number)
