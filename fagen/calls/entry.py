@@ -22,11 +22,13 @@ from fagen.ir.graph import Graph
 from fagen.lang.attention import attention
 from fagen.lang.program import Options, Program
 from fagen.lang.trace import Traced
+from fagen.lang.untraced import keep_outside, torch_traces_expressions
 from fagen.torch_op import Callee, Outputs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TENSOR_PARTS = ("bias", "sink")
+_WHOLE_GRAPHS = torch_traces_expressions()
 
 
 class Called(Protocol):
@@ -61,7 +63,8 @@ def call_attention(
 ) -> Tensor | Outputs:
     """The outputs of `attention`, whose other parameters are ``parts``."""
     if torch.compiler.is_compiling():
-        return _attention_operator(tensors, parts, deterministic, family)
+        one = _attention_operator if _WHOLE_GRAPHS else _outside()
+        return one(tensors, parts, deterministic, family)
     traced = attention(**parts)
     return call(traced.graph, (*tensors, *traced.captured), _options(deterministic, family))
 
@@ -126,6 +129,15 @@ def _number(value: Any) -> Any:
 
 def _one(outputs: Outputs) -> Tensor | Outputs:
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _outside() -> Callable[..., Tensor | Outputs]:
+    """`call_attention` where torch can't hold a mask or score: it breaks the graph and calls it."""
+    outside: Callable[..., Tensor | Outputs] = torch.compiler.disable(call_attention)
+    return outside
+
+
+keep_outside([_outside])
 
 
 @_constant

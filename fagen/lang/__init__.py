@@ -41,6 +41,7 @@ from fagen.lang.ops import (
 from fagen.lang.program import Program, program
 from fagen.lang.scores import alibi, relative_bias, softcap, temperature
 from fagen.lang.types import Scalar, Tensor
+from fagen.lang.untraced import keep_outside, torch_traces_expressions
 
 __all__ = [
     "Expr",
@@ -96,3 +97,6 @@ __all__ = [
     "temperature",
     "where",
 ]
+
+if not torch_traces_expressions():
+    keep_outside([Expr, *(globals()[name] for name in __all__)])

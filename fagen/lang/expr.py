@@ -55,7 +55,8 @@ class Capture:
     def __del__(
         self, _free: list[int] = _free_slots, _push: Callable[[list[int], int], None] = heapq.heappush
     ) -> None:
-        _push(_free, self.slot)
+        if hasattr(self, "slot"):  # not where a tracer gave it up half made
+            _push(_free, self.slot)
 
 
 def _merge(first: Captures, second: Captures) -> Captures:

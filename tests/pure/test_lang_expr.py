@@ -3,6 +3,8 @@
 import gc
 import math
 import operator
+from functools import lru_cache
+from importlib.util import spec_from_file_location
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from fagen.ir import graph as ir
 from fagen.ir.reference import evaluate_nodes
 from fagen.lang.expr import Capture, Expr
 from fagen.lang.trace import Tracing
+from fagen.lang.untraced import keep_outside, torch_traces_expressions
 
 LENGTHS = {"b": 2, "hk": 2, "g": 3, "q": 5, "kv": 7, "d": 4, "dv": 4}
 
@@ -296,3 +299,40 @@ def test_dropouts_are_numbered_in_order_of_use():
     assert numbers == [0, 2]
     with Tracing("p"):
         assert fg.dropout(X, 0.5).node is first.node
+
+
+# ------------------------------------------------------------------------------------- under torch.compile
+
+
+@pytest.mark.parametrize(
+    ("version", "new"), [("2.9.1", False), ("2.11.0+cu130", False), ("2.13.0", True), ("3.0.0a0", True)]
+)
+def test_older_versions_of_torch_do_not_trace_expressions(tmp_path, monkeypatch, version, new):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/version.py").write_text(f"__version__ = '{version}'\n")
+    (tmp_path / "torch/__init__.py").touch()
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda _: spec_from_file_location("torch", tmp_path / "torch/__init__.py")
+    )
+    assert torch_traces_expressions() is new
+
+
+def test_what_is_kept_outside_breaks_a_graph_and_is_called():
+    @lru_cache
+    def cached(x):
+        return x.item() + 1
+
+    class Two:
+        def twice(self, x):
+            return x + float(cached(x))
+
+    keep_outside([cached, Two])
+    two, graphs = Two(), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: two.twice(x * 2) * 3, backend=backend)
+    assert compiled(torch.tensor(1.0)) == 15.0
+    assert len(graphs) > 1
