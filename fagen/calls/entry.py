@@ -133,7 +133,8 @@ def _one(outputs: Outputs) -> Tensor | Outputs:
 
 def _outside() -> Callable[..., Tensor | Outputs]:
     """`call_attention` where torch can't hold a mask or score: it breaks the graph and calls it."""
-    outside: Callable[..., Tensor | Outputs] = torch.compiler.disable(call_attention)
+    disable: Any = torch.compiler.disable
+    outside: Callable[..., Tensor | Outputs] = disable(call_attention)
     return outside
 
 

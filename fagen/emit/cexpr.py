@@ -423,14 +423,14 @@ class Lowering:
         return self._codes.call("absolute", (a,), ctype)
 
     def _exp(self, node: Map, x: Node) -> Code:
-        """Where the exponent is at most 0 (a running maximum is subtracted) the hardware's power of two is
-        exact enough.
+        """In 16-bit programs, where the exponent is at most 0 (a running maximum is subtracted), the
+        hardware's power of two is exact enough.
 
         The factor log2(e) comes after the subtraction: a score near the largest float stays finite.
         """
-        if not self._nonpositive(x):
+        if not (self._shared.fast and self._nonpositive(x)):
             return self._codes.call("expf", (self._done[x],), "float", 8)
-        fused = self._exponential(x) if self._shared.fast else None
+        fused = self._exponential(x)
         if fused is not None:
             return fused
         exponent = self._codes.infix("*", self._done[x], self._codes.leaf(_LOG2E, "float"), "float", PRODUCT)
@@ -446,7 +446,7 @@ class Lowering:
         return None
 
     def _exp2(self, node: Map, x: Node) -> Code:
-        name, cost = ("exp2_approx", 2) if self._nonpositive(x) else ("exp2f", 4)
+        name, cost = ("exp2_approx", 2) if self._shared.fast and self._nonpositive(x) else ("exp2f", 4)
         return self._codes.call(name, (self._done[x],), "float", cost)
 
     def _tanh_fast(self, node: Map, x: Node) -> Code:

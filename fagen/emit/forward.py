@@ -48,6 +48,8 @@ from fagen.plan.plan import KernelPlan, SharedTile, Storage
 ON_TENSOR_CORES = ("fragments", "warpgroups")
 """Tilings whose sums of products are the factors of the next products where they are."""
 _FP16_MAX = 65504.0
+FEW_SUMS = 32
+"""Of a thread, which may have as many registers more."""
 _AT_MOST_ONE = ("tanh", "tanh_fast", "erf", "sin", "cos")
 AFTER = 1
 """The phase of expressions that are computed after the last walk."""
@@ -121,6 +123,8 @@ class StateText:
     """Of a weighted sum: where it does not hold, the term is no part of it, whatever the guard says."""
     slack: str | None
     """Of a maximum: by how much it may be exceeded before it is replaced; None: not at all."""
+    lost: str | None
+    """Of a weighted sum: what rounding took away from it so far, and the next term makes up for."""
     equation: str
 
 
@@ -477,7 +481,13 @@ class ForwardLoop:
             for walk in self.walks
             for state in walk.states
         ]
-        return said([*own, *self.scope.fields(ROW), *states], "row", text)
+        lost = [
+            Variable("float", f"{state.lost}[{state.share}] = {{}}")
+            for walk in self.walks
+            for state in walk.states
+            if state.lost
+        ]
+        return said([*own, *self.scope.fields(ROW), *states, *lost], "row", text)
 
     def column_members(self, text: str) -> list[Variable]:
         """Fields of a column that ``text`` says."""
@@ -682,6 +692,16 @@ class LoopBuilder:
         self.shares[axis] = name, count, vector
         return name, vector
 
+    def compensates(self, state: State) -> bool:
+        """Whether a thread keeps what rounding takes away from its sums: in fp32, where they are few.
+
+        Those of a few rows are; torch sums these in parts, and is as exact.
+        """
+        if not state.features or self.kernel.tiling != "registers" or self.scope.expressions.fast:
+            return False
+        (axis,) = state.features
+        return self.kernel.block_own // self.kernel.rows * self.shares[axis][1] <= FEW_SUMS
+
     # -------------------------------------------------------------------------------------------------- walks
 
     def walk(self, number: int, walk: Walk) -> WalkText:
@@ -780,6 +800,7 @@ class LoopBuilder:
                 weight=self.weight(value, record) if operand is not None else "",
                 condition=split.text(lower(condition), AND) if condition is not None else None,
                 slack=self.slack(state),
+                lost=f"{name}_lost" if self.compensates(state) else None,
                 equation=self.equation(state),
             )
         phases = tuple(

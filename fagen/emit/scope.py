@@ -14,6 +14,7 @@ from fagen.emit.params import Parameters, Tensor
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Input, Map, Node, Output, Symbol
 from fagen.ir.show import show
+from fagen.plan.cost import is_16_bit
 from fagen.plan.plan import KernelPlan, Plan
 
 
@@ -63,7 +64,7 @@ class Surroundings:
     ) -> None:
         self.plan = plan
         self.parameters = parameters
-        fast = "fp32" not in plan.problem.inputs
+        fast = is_16_bit(plan.problem)
         self.expressions = Expressions(parameters, dict(plan.problem.sizes), fast, limits)
         self.codes = self.expressions.codes
         self.splitter = Splitter(flat)

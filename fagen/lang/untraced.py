@@ -1,7 +1,7 @@
 """Building expressions inside a function that ``torch.compile`` traces.
 
-From 2.13 on torch traces it like any Python. Older ones stumble over it: there each operation breaks the graph
-and is done outside.
+From 2.13 on torch traces it like any Python. Older ones stumble over it: there each operation breaks the
+graph and is done outside.
 """
 
 from __future__ import annotations

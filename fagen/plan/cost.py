@@ -144,6 +144,13 @@ def output_storages(problem: Problem) -> tuple[Storage, ...]:
     return tuple(data if walked & set(output.node.axes) else "fp32" for output in problem.graph.outputs)
 
 
+def is_16_bit(problem: Problem) -> bool:
+    """Whether no tensor with features is in fp32; what is added to scores may be."""
+    stored, features = storages(problem), {axis for axis, _ in problem.sizes}
+    tensors = (a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float")
+    return all(stored[a.position] != "fp32" for a in tensors if features & set(a.axes))
+
+
 def _walked_axes(graph: Graph) -> set[Axis]:
     nodes = ir.walk(output.node for output in graph.outputs)
     return {node.over for node in nodes if isinstance(node, Reduce | ir.Contract)}

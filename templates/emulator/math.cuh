@@ -28,7 +28,8 @@ inline float rsqrtf(float x) {
 }
 
 inline float exp2_approx(float x) {
-  return exp2f(x);
+  const float power = exp2f(x);
+  return power < 0x1p-126f ? 0.0f : power;
 }
 
 inline float tanh_approx(float x) {
