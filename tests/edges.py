@@ -517,6 +517,27 @@ def test_a_rate_that_is_no_probability_is_refused(device: str, rate: float) -> N
         fg.attention(*tensors(device), dropout=rate)
 
 
+# ------------------------------------------------------------------------------------------------ tolerance
+
+
+def test_long_rows_are_as_exact_as_eager(device: str) -> None:
+    """torch sums a few long rows in parts."""
+    for kv_len in (16_384,) if device == "cpu" else (4096, 16_384, 65_536):
+        attend(tensors(device, q_len=4, kv_len=kv_len, head_dim=64), return_lse=True)
+
+
+def test_weights_below_the_least_normal_number_count(device: str) -> None:
+    q, k, v = tensors(device, q_len=9, kv_len=70)
+    attend((q, k, v), sink=torch.full((q.shape[1],), 92.0, device=device), return_lse=True)
+
+
+def test_scores_with_one_large_term_are_as_exact_as_eager(device: str) -> None:
+    """All others are added to it, each time rounded at its size."""
+    q, k, v = tensors(device, q_len=40, kv_len=70, head_dim=192)
+    q[..., 0], k[..., 0] = 8.0, 15.0 * 192**0.5
+    attend((q, k, v), return_lse=True)
+
+
 # --------------------------------------------------------------------------------- 9. bits;  11. refusals
 
 

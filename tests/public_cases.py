@@ -16,6 +16,7 @@ from torch import Tensor
 import fagen as fg
 from edges import DTYPES, K, Q, V, attend, by_dtype, require, tensors
 from fagen.calls.prepared import draw_seed
+from fagen.ir.reference import compare
 from fagen.lang.attention import attention as traced_attention
 
 
@@ -118,10 +119,9 @@ def test_b29_a_list_of_blocks_is_not_dropped(device: str) -> None:
     blocks = blocks.to(device)
     table = fg.capture(blocks, "row column")[fg.q // 256, fg.kv // 256]
     always = (fg.kv >= 0) & (fg.q < fg.size("q"))
-    out = attend(given, mask=table & always)
-    near(fg.attention(*given, mask=table), out, 2**-8)
     pairs = blocks.repeat_interleave(256, 0).repeat_interleave(256, 1)
-    near(fg.attention(*given, mask=fg.capture(pairs, "q kv")), out, 2**-8)
+    for mask in (table & always, table, fg.capture(pairs, "q kv")):
+        attend(given, mask=mask)  # to the tolerance: each is a kernel of its own, and may sum in another order
     ones = torch.ones(1, 2, 1024, 128, device=device, dtype=torch.bfloat16)
     _, lse = fg.attention(ones, ones, ones, mask=table, scale=0.0, return_lse=True)
     near(lse, torch.tensor(math.log(512.0), device=device))
@@ -180,11 +180,15 @@ def test_b13_head_dims_that_are_no_powers_of_two(device: str, head_dim: int) -> 
 @pytest.mark.parametrize("group", [3, 5, 6, 7, 16])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 4096), (130, 200)])
 def test_b31_groups_that_are_no_powers_of_two(device: str, group: int, q_len: int, kv_len: int) -> None:
-    q, k, v = tensors(device, heads=(2 * group, 2), q_len=q_len, kv_len=kv_len)
-    out = fg.attention(q, k, v)
-    for head in range(2 * group):
-        s = (q[:, head].double() @ k[:, head // group].double().mT) / 4
-        near(out[:, head], s.softmax(-1) @ v[:, head // group].double(), 1e-6)
+    given = tensors(device, heads=(2 * group, 2), q_len=q_len, kv_len=kv_len)
+    out = attend(given)
+
+    def by_head(dtype: torch.dtype) -> Tensor:
+        q, k, v = (each.to(dtype) for each in given)
+        heads = [(q[:, head], k[:, head // group], v[:, head // group]) for head in range(2 * group)]
+        return torch.stack([(qh @ kh.mT / 4).softmax(-1) @ vh for qh, kh, vh in heads], 1)
+
+    compare(out, by_head(torch.float64), by_head(torch.float32)).require()
 
 
 @pytest.mark.parametrize(
