@@ -533,7 +533,7 @@ def test_weights_below_the_least_normal_number_count(device: str) -> None:
 
 def test_scores_with_one_large_term_are_as_exact_as_eager(device: str) -> None:
     """All others are added to it, each time rounded at its size."""
-    q, k, v = tensors(device, q_len=40, kv_len=70, head_dim=192)
+    q, k, v = tensors(device, q_len=2, kv_len=70, head_dim=192)
     q[..., 0], k[..., 0] = 8.0, 15.0 * 192**0.5
     attend((q, k, v), return_lse=True)
 

@@ -121,7 +121,7 @@ def test_b29_a_list_of_blocks_is_not_dropped(device: str) -> None:
     always = (fg.kv >= 0) & (fg.q < fg.size("q"))
     pairs = blocks.repeat_interleave(256, 0).repeat_interleave(256, 1)
     for mask in (table & always, table, fg.capture(pairs, "q kv")):
-        attend(given, mask=mask)  # to the tolerance: each is a kernel of its own, and may sum in another order
+        attend(given, mask=mask)  # each a kernel of its own, which may sum in another order
     ones = torch.ones(1, 2, 1024, 128, device=device, dtype=torch.bfloat16)
     _, lse = fg.attention(ones, ones, ones, mask=table, scale=0.0, return_lse=True)
     near(lse, torch.tensor(math.log(512.0), device=device))

@@ -82,6 +82,11 @@ _EXPOSED: Mapping[Tiling, float] = {"element": 0.0, "shared": 1.25, "registers":
 meanwhile."""
 BUSY_SLOTS, BUSY_REGISTERS = 30, 40
 """Beyond so many instructions for an element, and what computing it then holds."""
+PLAIN_SLOTS = 11
+"""On tensor cores, instructions for an element beyond which a tile's scores are held while others are
+computed."""
+RANDOM_REGISTERS = 40
+"""The state of a random generator that serves several elements of a thread."""
 FIXED_REGISTERS = 40
 """Addresses, counters and temporaries of a thread."""
 SAVED_REGISTERS = 12
@@ -490,13 +495,25 @@ def registers(profile: Profile, tiles: Tiles) -> int:
         accumulators = own * sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
         scores = own * walk * max(step.products, 1)
         if tiles.tiling == "fragments":
-            held = accumulators + scores + 2 * own + CHUNK - SAVED_REGISTERS
+            held = accumulators + scores + 2 * own + CHUNK - SAVED_REGISTERS + _drawn_registers(step)
+            if _element_issue(step, profile) > PLAIN_SLOTS:
+                held += scores // 2
         else:
             shares = sum(feature_width(f, tiles) // tiles.columns for f in step.weighted)
             held = LOOP_REGISTERS + accumulators + VECTOR + max(scores + VECTOR * own, VECTOR * shares)
             held += _busy_registers(step)
         most = max(most, held + own * (step.scalars + 2))
     return FIXED_REGISTERS + most
+
+
+def _drawn_registers(step: Pass) -> int:
+    return RANDOM_REGISTERS if any(slots.issue >= _RANDOM_SLOTS for slots in step.slots) else 0
+
+
+def _element_issue(step: Pass, profile: Profile) -> int:
+    """Instructions for an element of a tile."""
+    both = {profile.tile_axis, profile.walk_axis}
+    return sum(slots.issue for slots in step.slots if both <= set(slots.axes))
 
 
 def _busy_registers(step: Pass) -> int:
