@@ -52,6 +52,13 @@ class Arch:
     registers_thread: int = 255
     threads_block: int = 1024
     warp: int = 32
+    emulated: bool = False
+    """Whether its kernels run on a CPU; ``target`` is then what they may be compiled for as well."""
+
+    @property
+    def said(self) -> str:
+        """What a sentence calls it."""
+        return "the emulator" if self.emulated else self.target
 
 
 _AMPERE = Arch(
@@ -151,6 +158,7 @@ ROWS: tuple[Arch, ...] = (
         families=("sm90", "sm80", "simt"),
         shared_block_bytes=232_448,
         shared_bytes=233_472,
+        emulated=True,
     ),
 )
 """All rows; of those with one target the first stands for it."""

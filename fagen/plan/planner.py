@@ -109,8 +109,9 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     if problem.family is None:
         return arch.families[::-1] if problem.tiling == "registers" else ("simt",)
     if problem.family not in arch.families:
+        where = arch.said if arch.emulated else f"{arch.name} ({arch.target})"
         raise PlanError(
-            f"family {problem.family!r} does not run on {arch.name} ({arch.target})",
+            f"family {problem.family!r} does not run on {where}",
             works=f"family= takes {', '.join(sorted(arch.families))} there",
         )
     return (problem.family,)

@@ -210,13 +210,13 @@ def misfit(model: Model, tiles: Tiles) -> str | None:
         return "multiplies no operands of one 16-bit type"
     needed, estimate = model.needs(tiles)
     if needed > arch.shared_block_bytes:
-        return f"needs {needed:,} bytes of shared memory, {arch.target} has {arch.shared_block_bytes:,}"
+        return f"needs {needed:,} bytes of shared memory, {arch.said} has {arch.shared_block_bytes:,}"
     limit = registers_limit(arch, tiles.threads)
     if tiles.roles is not None:
         limit = warpgroups.consumer_registers(tiles.roles)
     if estimate > limit:
         return (
-            f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.target} has {limit}"
+            f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.said} has {limit}"
         )
     return None
 
@@ -351,12 +351,12 @@ def refusal(
     storage = problem.inputs[0] if problem.inputs else "fp32"
     if shared:
         needs = (
-            f"{arch.shared_block_bytes + shared:,} bytes of shared memory, {arch.target} has "
+            f"{arch.shared_block_bytes + shared:,} bytes of shared memory, {arch.said} has "
             f"{arch.shared_block_bytes:,}"
         )
     else:
         needs = (
-            f"{arch.registers_thread + missing} registers a thread, {arch.target} has {arch.registers_thread}"
+            f"{arch.registers_thread + missing} registers a thread, {arch.said} has {arch.registers_thread}"
         )
     return PlanError(
         f"{name} {sizes[largest]} in {storage} needs at least {needs}",

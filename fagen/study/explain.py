@@ -78,7 +78,7 @@ def _headline(plan: Plan, arch: Arch) -> str:
     storage = next((s for s in plan.problem.inputs if s in ("fp32", "fp16", "bf16")), "fp32")
     count = len(plan.kernels)
     kernels = "one kernel" if count == 1 else f"{count} kernels"
-    target = f" ({arch.target})" if arch.target != arch.name else ""
+    target = f" ({arch.target})" if arch.target != arch.name and not arch.emulated else ""
     name, family = plan.problem.graph.name, plan.family
     return f"{name}, forward, {storage}: {kernels} of family {family} for {arch.name}{target}"
 

@@ -88,9 +88,7 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
         UNROLL for (int r = 0; r < ROWS; ++r) {
-          UNROLL for (int e = 0; e < 4; ++e) {
-            part[r][c] += a[r][e] * b[e];
-          }
+          UNROLL for (int e = 0; e < 4; ++e) part[r][c] += a[r][e] * b[e];
         }
       }
     }

@@ -175,7 +175,7 @@ CALLS = {
     "a family that is not there": (
         lambda: fg.attention(X, X, X, family="sm99"),
         PlanError,
-        "family 'sm99' does not run on emulator (sm_75); family= takes simt",
+        "family 'sm99' does not run on the emulator; family= takes simt",
     ),
     "v unused": (
         lambda: without_v(X, X, X),

@@ -112,6 +112,11 @@ def test_what_can_not_fit_is_refused_with_what_would(arch: str) -> None:
     assert needed == min(shared_bytes(counts, tiles) for tiles in candidates(counts, problem(graph)))
 
 
+def test_a_refusal_for_cpu_tensors_names_the_emulator() -> None:
+    with pytest.raises(PlanError, match=r"needs at least [\d,]+ bytes of shared memory, the emulator has 232,448; up to"):
+        plan(problem(attention_graph(), 40_000, arch="emulator"))
+
+
 def test_the_larger_of_two_head_dims_is_named() -> None:
     with pytest.raises(PlanError, match=r"^v_head_dim 9000 in bf16 needs at least .* up to \d+ fits$"):
         plan(problem(attention_graph(), 64, 9000, "bf16", "A100"))
