@@ -94,9 +94,7 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
         }
       }
     }
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      UNROLL for (int c = 0; c < COLUMNS; ++c) sums[r][c] += part[r][c];
-    }
+    UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
   }
 }
 
@@ -151,9 +149,7 @@ __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& oper
       }
     }
   }
-  UNROLL for (int r = 0; r < ROWS; ++r) {
-    UNROLL for (int f = 0; f < FEATURES; ++f) rows[r].acc[f] += part[r][f];
-  }
+  UNROLL for (int r = 0; r < ROWS; ++r) add(rows[r].acc, part[r]);
 }
 
 // stat = m * rsqrt(head_dim) + log(l)

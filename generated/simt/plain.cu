@@ -88,9 +88,7 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
         }
       }
     }
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      UNROLL for (int c = 0; c < COLUMNS; ++c) sums[r][c] += part[r][c];
-    }
+    UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
   }
 }
 
@@ -144,9 +142,7 @@ __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& oper
       }
     }
   }
-  UNROLL for (int r = 0; r < ROWS; ++r) {
-    UNROLL for (int f = 0; f < FEATURES; ++f) rows[r].acc[f] += part[r][f];
-  }
+  UNROLL for (int r = 0; r < ROWS; ++r) add(rows[r].acc, part[r]);
 }
 
 // O = acc * (1.0 / l)

@@ -5,8 +5,6 @@
 //   Exponential power(c, top)
 //                         power(x) = exp(c x - c top) for c > 0 and x <= top, in one multiply-add and one power of two;
 //                         also where the product with log2(e) would be out of range or too coarse
-//   add_exactly(sum, lost, x)
-//                         sum += x; what rounding takes away is kept in `lost`, and the next x makes up for it
 //   absolute(x)           of an int32 or int64
 //   clamp_index(i, size)  the position in a table of `size` elements nearest to i
 //   skipped()             stands in a tile of weights for a term that is no part of the sum: a NaN of its own,
@@ -39,12 +37,6 @@ struct Exponential {
 
   __device__ __forceinline__ float operator()(float x) const { return exp2_approx(fmaf(x, factor, -shift)); }
 };
-
-__device__ __forceinline__ void add_exactly(float& sum, float& lost, float x) {
-  const float more = x - lost, total = sum + more;
-  lost = fabsf(total) < INFINITY ? (total - sum) - more : 0.0f;
-  sum = total;
-}
 
 template <class Integer>
 __device__ __forceinline__ Integer absolute(Integer x) {

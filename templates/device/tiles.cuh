@@ -18,6 +18,9 @@
 //       for several elements before it computes the first
 //   fill_tile_by_rows copy_tile_by_rows compute_tile_by_rows   the same; neighbouring threads ask for neighbouring rows
 //   UNROLL for (...)                  a loop whose every step is written out, so that its arrays are registers
+//   add(sums, parts)                  each number of a part to its sum
+//   add_exactly(sums, lost, parts)    the same; what rounding takes away is kept in `lost`, and the next part makes up
+//                                     for it
 //   take(rest, n)                     rest % n, and rest becomes rest / n
 //   next_tile<BLOCK>(begin, end, from)
 //       the first multiple of BLOCK from `from` on where a tile meets one of the ranges begin[i] .. end[i] - 1;
@@ -32,6 +35,20 @@
 #include <types.cuh>
 
 #define UNROLL _Pragma("unroll")
+
+template <int N>
+__device__ __forceinline__ void add(float (&sums)[N], const float (&parts)[N]) {
+  UNROLL for (int i = 0; i < N; ++i) sums[i] += parts[i];
+}
+
+template <int N>
+__device__ __forceinline__ void add_exactly(float (&sums)[N], float (&lost)[N], const float (&parts)[N]) {
+  UNROLL for (int i = 0; i < N; ++i) {
+    const float part = parts[i] - lost[i], sum = sums[i] + part;
+    lost[i] = fabsf(sum) < INFINITY ? (sum - sums[i]) - part : 0.0f;
+    sums[i] = sum;
+  }
+}
 
 __device__ __forceinline__ int take(int& rest, int n) {
   const int place = rest % n;
