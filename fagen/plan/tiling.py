@@ -215,9 +215,7 @@ def misfit(model: Model, tiles: Tiles) -> str | None:
     if tiles.roles is not None:
         limit = warpgroups.consumer_registers(tiles.roles)
     if estimate > limit:
-        return (
-            f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.said} has {limit}"
-        )
+        return f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.said} has {limit}"
     return None
 
 

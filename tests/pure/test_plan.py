@@ -113,9 +113,7 @@ def test_what_can_not_fit_is_refused_with_what_would(arch: str) -> None:
 
 
 def test_a_refusal_for_cpu_tensors_names_the_emulator() -> None:
-    with pytest.raises(
-        PlanError, match=r"bytes of shared memory, the emulator has 232,448; up to \d+ fits"
-    ):
+    with pytest.raises(PlanError, match=r"bytes of shared memory, the emulator has 232,448; up to \d+ fits"):
         plan(problem(attention_graph(), 40_000, arch="emulator"))
 
 
