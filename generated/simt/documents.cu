@@ -81,14 +81,15 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   return block;
 }
 
-// sums[r][c] += row r of one tile times row c of the other, 16 terms at a time: a long sum rounds less often
+// sums[r][c] += row r of one tile times row c of the other, in parts: a long sum rounds less often
 template <class Own, class Walk>
 __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
   const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
-  for (int start = 0; start < Own::WIDTH; start += 16) {
+  constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+  for (int start = 0; start < Own::WIDTH; start += PART) {
     float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
-    for (int i = start; i < minimum(start + 16, Own::WIDTH); i += 4) {
+    for (int i = start; i < minimum(start + PART, Own::WIDTH); i += 4) {
       Vec<float, 4> a[ROWS];
       UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
       UNROLL for (int c = 0; c < COLUMNS; ++c) {

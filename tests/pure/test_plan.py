@@ -334,7 +334,7 @@ def test_candidates_differ_in_tiles_and_in_how_many_blocks_share_a_multiprocesso
     for arch, head_dim, family in itertools.product(("A100", "H200"), (1, 16, 96, 128), ("simt", "sm80")):
         asked = problem(attention_graph(dropout=0.3), head_dim, arch=arch, family=family, storage="fp16")
         made = [each.kernels[0] for each in plans(asked, most=8)]
-        assert len(made) > 2
+        assert len(made) > 1
         assert len({tiles_of(kernel) for kernel in made}) > 1
         assert len({(tiles_of(kernel), kernel.resident) for kernel in made}) == len(made)
         counts = profile(made[0].stage, made[0].schedule, made[0].tile_axis, asked)
