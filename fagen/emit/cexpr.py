@@ -79,7 +79,7 @@ class Expressions:
     """What all expressions of one kernel share: names of parameters, pieces of code, widths of integers.
 
     ``sizes`` are the lengths fixed at compile time. ``fast`` says that approximations the user allowed are
-    taken.
+    taken, ``exact`` that weights may be too small, or their exponents too large, for the hardware's powers.
     """
 
     def __init__(
@@ -88,10 +88,12 @@ class Expressions:
         sizes: Mapping[Axis, int],
         fast: bool,
         limits: Mapping[Node, Extent] | None = None,
+        exact: bool = False,
     ) -> None:
         self.names = names
         self.sizes = dict(sizes)
         self.fast = fast
+        self.exact = exact
         self.codes = Codes()
         self.limits: dict[Node, Extent] = {HEAD: (0, LENGTH - 1), **(limits or {})}
         self.extents = Extents(self.limits)
@@ -428,9 +430,9 @@ class Lowering:
 
         The factor log2(e) comes after the subtraction: a score near the largest float stays finite.
         """
-        if not (self._shared.fast and self._nonpositive(x)):
+        if self._shared.exact or not self._nonpositive(x):
             return self._codes.call("expf", (self._done[x],), "float", 8)
-        fused = self._exponential(x)
+        fused = self._exponential(x) if self._shared.fast else None
         if fused is not None:
             return fused
         exponent = self._codes.infix("*", self._done[x], self._codes.leaf(_LOG2E, "float"), "float", PRODUCT)
@@ -446,7 +448,8 @@ class Lowering:
         return None
 
     def _exp2(self, node: Map, x: Node) -> Code:
-        name, cost = ("exp2_approx", 2) if self._shared.fast and self._nonpositive(x) else ("exp2f", 4)
+        approximate = not self._shared.exact and self._nonpositive(x)
+        name, cost = ("exp2_approx", 2) if approximate else ("exp2f", 4)
         return self._codes.call(name, (self._done[x],), "float", cost)
 
     def _tanh_fast(self, node: Map, x: Node) -> Code:

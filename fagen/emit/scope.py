@@ -64,8 +64,9 @@ class Surroundings:
     ) -> None:
         self.plan = plan
         self.parameters = parameters
-        fast = is_16_bit(plan.problem)
-        self.expressions = Expressions(parameters, dict(plan.problem.sizes), fast, limits)
+        fast = "fp32" not in plan.problem.inputs
+        exact = not is_16_bit(plan.problem)
+        self.expressions = Expressions(parameters, dict(plan.problem.sizes), fast, limits, exact)
         self.codes = self.expressions.codes
         self.splitter = Splitter(flat)
         self.block: list[Statement] = []

@@ -72,8 +72,9 @@ def planned() -> Plan:
 class Point:
     """A point inside a tile: rows q, columns kv, a score and a row's maximum known."""
 
-    def __init__(self, planned: Plan, fast: bool = False, **options: object) -> None:
-        self.expressions = Expressions(Parameters(planned), dict(planned.problem.sizes), fast)
+    def __init__(self, planned: Plan, fast: bool = False, exact: bool = False, **options: object) -> None:
+        sizes = dict(planned.problem.sizes)
+        self.expressions = Expressions(Parameters(planned), sizes, fast, exact=exact)
         self.codes: Codes = self.expressions.codes
         leaves: dict[Node, Code] = {Index(a): self.codes.leaf(a, "int32") for a in ("b", "hk", "g")}
         leaves[Index("q")] = self.codes.leaf("q", "int32", ROW)
@@ -185,11 +186,12 @@ def test_a_length_known_beforehand_is_a_constant_with_its_formula(point: Point, 
 
 
 def test_a_running_maximum_makes_the_power_of_two_enough(planned: Plan) -> None:
-    point = Point(planned, fast=True, nonpositive=lambda exponent: True)
-    assert point.text(function("exp", S)) == "exp2_approx(s * LOG2E)"
-    assert point.text(function("exp", sub(S, M))) == "Exponential(1.0f, m)(s)"
+    point = Point(planned, nonpositive=lambda exponent: True)
+    assert point.text(function("exp", sub(S, M))) == "exp2_approx((s - m) * LOG2E)"
     assert point.text(function("exp2", sub(S, M))) == "exp2_approx(s - m)"
-    exact = Point(planned, nonpositive=lambda exponent: True)  # weights may be too small for the hardware's
+    exact = Point(
+        planned, exact=True, nonpositive=lambda exponent: True
+    )  # weights may be too small for the hardware's
     assert exact.text(function("exp", sub(S, M))) == "expf(s - m)"
     assert exact.text(function("exp2", sub(S, M))) == "exp2f(s - m)"
 
