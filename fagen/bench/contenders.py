@@ -155,12 +155,11 @@ def _sdpa(name: str, backend: str, most_score_bytes: int | None = None) -> Conte
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         q, k, v = inputs.tensors
-        is_causal, grouped = VARIANTS[cell.variant].is_causal, cell.q_heads != cell.kv_heads
+        is_causal = VARIANTS[cell.variant].is_causal
+        options: dict[str, Any] = {"enable_gqa": True} if cell.q_heads != cell.kv_heads else {}
         function = torch.nn.functional.scaled_dot_product_attention
         chosen = getattr(SDPBackend, backend)
-        return Ready(
-            lambda: function(q, k, v, is_causal=is_causal, enable_gqa=grouped), lambda: sdpa_kernel(chosen)
-        )
+        return Ready(lambda: function(q, k, v, is_causal=is_causal, **options), lambda: sdpa_kernel(chosen))
 
     return Contender(name, f"torch's scaled_dot_product_attention, {backend}", prepare, refusal)
 

@@ -89,6 +89,15 @@ def unit(cells: Sequence[Cell]) -> str:
     return "TB/s of q, k, v and the output" if all(cell.q_len == 1 for cell in cells) else "TFLOP/s"
 
 
+def told(protocol: Protocol) -> str:
+    """How it was measured, in a line."""
+    also = "; in parentheses launches alone, replayed by a CUDA graph" if protocol.replay else ""
+    return (
+        f"medians over {protocol.rounds} rounds, in each of which everybody has a burst of calls, "
+        f"{1e3 * protocol.pause_seconds:g} ms after the last, nothing in L2{also}"
+    )
+
+
 # --------------------------------------------------------------------------------------------------- table
 
 

@@ -362,11 +362,12 @@ def _measured(
 
 
 def _show(report: Report, as_markdown: bool) -> None:
-    from fagen.bench.report import markdown, notes, rows, unit
+    from fagen.bench.report import markdown, notes, rows, told, unit
 
     cells = [each.cell for each in report.cells]
     first = cells[0]
     print(f"{unit(cells)}, {first.dtype}, {first.direction}, on {report.device}")
+    print(told(report.protocol))
     if as_markdown:
         print(f"\n{markdown(report)}")
     else:

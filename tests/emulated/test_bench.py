@@ -69,8 +69,9 @@ def test_the_command_prints_a_table_and_writes_all_figures(monkeypatch: pytest.M
         "--family", "simt", "--peer", "math", "--rounds", 2, "--launch", "--markdown", "--json", path,
     )  # fmt: skip
     assert done.code == 0, done.err
-    title, _, head, _, row, *notes = done.out.splitlines()
+    title, how, _, head, _, row, *notes = done.out.splitlines()
     assert title == "TFLOP/s, bf16, forward, on emulator"
+    assert how.startswith("medians over 2 rounds, in each of which everybody has a burst of calls, 20 ms")
     assert head == "| d | mask | S | B x H | simt | math | best peer | simt /peer |"
     assert row.startswith("| 16 | causal | 40 | 1 x 2 | ")
     assert row.endswith(" | math | 0.50 |"), "the watch has each take half the time of the one before"

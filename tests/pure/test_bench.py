@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import fagen as fg
 from command_line import fagen, mistake
 from fagen.bench import contenders, length, overhead, plot, warm
 from fagen.bench.cells import GRIDS, Cell, Given, cells_of
@@ -34,6 +33,7 @@ from fagen.bench.report import (
     to_json,
 )
 from fagen.bench.variants import VARIANTS, document_lengths
+from fagen.errors import UsageError
 from fagen.ir.reference import Comparison, evaluate
 
 CPU = torch.device("cpu")
@@ -361,7 +361,7 @@ def test_flash_attn_is_given_what_it_has(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_reasons_are_one_line():
-    assert told(fg.compile.__globals__["UsageError"]("what", works="do")) == "what; do"
+    assert told(UsageError("what", works="do")) == "what; do"
     assert told(RuntimeError("")) == "RuntimeError"
 
 
