@@ -69,22 +69,25 @@ namespace forward_0_product_ {
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;
   constexpr uint32 Q_AT = 0, K_AT = 18432;  // where tiles lie in shared memory, in bytes
 
-  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
+  // sums[r][c] += row r of one tile times row c of the other, in parts: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    for (int start = 0; start < Own::WIDTH; start += PART) {
+      float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
-    for (int i = 0; i < Own::WIDTH; i += 4) {
-      Vec<float, 4> a[ROWS];
-      UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
-      UNROLL for (int c = 0; c < COLUMNS; ++c) {
-        const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-          float four = 0.0f;
-          UNROLL for (int e = 0; e < 4; ++e) four += a[r][e] * b[e];
-          sums[r][c] += four;
+      for (int i = start; i < minimum(start + PART, Own::WIDTH); i += 4) {
+        Vec<float, 4> a[ROWS];
+        UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
+        UNROLL for (int c = 0; c < COLUMNS; ++c) {
+          const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
+          UNROLL for (int r = 0; r < ROWS; ++r) {
+            UNROLL for (int e = 0; e < 4; ++e) part[r][c] += a[r][e] * b[e];
+          }
         }
       }
+      UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
     }
   }
 
@@ -194,25 +197,28 @@ namespace forward_3_product_ {
   constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_DV / LANES;
   constexpr uint32 OWN_AT = 0, V_AT = 18432;  // where tiles lie in shared memory, in bytes
 
-  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
+  // sums[r][c] += row r of one tile times row c of the other, in parts: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    for (int start = 0; start < Own::WIDTH; start += PART) {
+      float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
-    for (int i = 0; i < Own::WIDTH; i += 4) {
-      Vec<float, 4> a[ROWS];
-      UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
-      UNROLL for (int c = 0; c < COLUMNS; ++c) {
-        const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-          float four = 0.0f;
-          UNROLL for (int e = 0; e < 4; ++e) {
-            if (is_skipped(a[r][e])) continue;
-            four += a[r][e] * b[e];
+      for (int i = start; i < minimum(start + PART, Own::WIDTH); i += 4) {
+        Vec<float, 4> a[ROWS];
+        UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
+        UNROLL for (int c = 0; c < COLUMNS; ++c) {
+          const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
+          UNROLL for (int r = 0; r < ROWS; ++r) {
+            UNROLL for (int e = 0; e < 4; ++e) {
+              if (is_skipped(a[r][e])) continue;
+              part[r][c] += a[r][e] * b[e];
+            }
           }
-          sums[r][c] += four;
         }
       }
+      UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
     }
   }
 

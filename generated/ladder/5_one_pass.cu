@@ -27,8 +27,7 @@
 #include "warp.cuh"
 
 constexpr int HEAD_DIM = 64, V_HEAD_DIM = 64;
-constexpr float SCALE = 0.125f;     // rsqrt(head_dim)
-constexpr float LOG2E = 1.442695f;  // exp(x) = 2^(x LOG2E)
+constexpr float SCALE = 0.125f;  // rsqrt(head_dim)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -63,7 +62,7 @@ struct Block {
 struct Row {
   int q;
   bool inside;
-  float m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
+  float m = -INFINITY, l = 0.0f, acc[FEATURES] = {}, acc_lost[FEATURES] = {};
 };
 
 // Where this block works; the last rows come first, they have most to do where a mask grows with the row.
@@ -85,22 +84,25 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   return block;
 }
 
-// sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
+// sums[r][c] += row r of one tile times row c of the other, in parts: a long sum rounds less often
 template <class Own, class Walk>
 __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
   const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+  constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+  for (int start = 0; start < Own::WIDTH; start += PART) {
+    float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
-  for (int i = 0; i < Own::WIDTH; i += 4) {
-    Vec<float, 4> a[ROWS];
-    UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
-      UNROLL for (int r = 0; r < ROWS; ++r) {
-        float four = 0.0f;
-        UNROLL for (int e = 0; e < 4; ++e) four += a[r][e] * b[e];
-        sums[r][c] += four;
+    for (int i = start; i < minimum(start + PART, Own::WIDTH); i += 4) {
+      Vec<float, 4> a[ROWS];
+      UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
+      UNROLL for (int c = 0; c < COLUMNS; ++c) {
+        const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
+        UNROLL for (int r = 0; r < ROWS; ++r) {
+          UNROLL for (int e = 0; e < 4; ++e) part[r][c] += a[r][e] * b[e];
+        }
       }
     }
+    UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
   }
 }
 
@@ -125,40 +127,42 @@ __device__ __forceinline__ void update(const Params& p, const Block& block, Row 
     }
     row.m = lane_max<LANES>(row.m);
     const float x0 = SCALE * finite_or_zero(row.m);
-    const float x2 = exp2_approx((m_old * SCALE - x0) * LOG2E);
+    const float x2 = expf(m_old * SCALE - x0);
     row.l *= x2;
+    float l_part = 0.0f;
     UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x2;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc_lost[f] *= x2;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c * LANES + lane;
-      const float x1 = exp2_approx((s[r][c] * SCALE - x0) * LOG2E);
+      const float x1 = expf(s[r][c] * SCALE - x0);
       if (c % 2 == 0) words = dropout_words(block.seed, 0, block.b, block.h, row.q, kv);
-      if (counts[c]) row.l += x1;
+      if (counts[c]) l_part += x1;
       weights[r][c] = counts[c] ? 6554 <= int32(dropout_bits(words, row.q, kv)) ? x1 * 1.1111187f : 0.0f
           : skipped();
     }
+    row.l += l_part;
   }
 }
 
-// acc[f] += W * V over the columns of a tile, four terms at a time
+// acc[f] += W * V: the columns of a tile are summed first, so that a long sum rounds less often
 template <bool MASKED, class Weights, class Operand>
 __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& operand, Row (&rows)[ROWS]) {
   const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+  float part[ROWS][FEATURES] = {};
   for (int start = 0; start < BLOCK_KV; start += 4) {
-    Vec<float, 4> b[4][FEATURES / 4];
+    Vec<float, 4> weights[ROWS];
+    UNROLL for (int r = 0; r < ROWS; ++r) weights[r] = W.template load<4>(row0 + r, start);
     UNROLL for (int i = 0; i < 4; ++i) {
-      UNROLL for (int v = 0; v < FEATURES / 4; ++v) b[i][v] =
+      Vec<float, 4> b[FEATURES / 4];
+      UNROLL for (int v = 0; v < FEATURES / 4; ++v) b[v] =
           operand.template load<4>(start + i, (v * LANES + lane) * 4);
-    }
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      const Vec<float, 4> weight = W.template load<4>(row0 + r, start);
-      float four[FEATURES] = {};
-      UNROLL for (int i = 0; i < 4; ++i) {
-        if (MASKED && is_skipped(weight[i])) continue;
-        UNROLL for (int f = 0; f < FEATURES; ++f) four[f] += weight[i] * b[i][f / 4][f % 4];
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        if (MASKED && is_skipped(weights[r][i])) continue;
+        UNROLL for (int f = 0; f < FEATURES; ++f) part[r][f] += weights[r][i] * b[f / 4][f % 4];
       }
-      UNROLL for (int f = 0; f < FEATURES; ++f) rows[r].acc[f] += four[f];
     }
   }
+  UNROLL for (int r = 0; r < ROWS; ++r) add_exactly(rows[r].acc, rows[r].acc_lost, part[r]);
 }
 
 // O = acc * (1.0 / l)
