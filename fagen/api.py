@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fagen.calls.keys import key_of
-from fagen.compile import Compiled, compile_problem, feature_axes, problem_of
+from fagen.compile import Compiled, backward_of, compile_problem, feature_axes, problem_of
+from fagen.derive.gradient import Gradient
 from fagen.errors import DtypeError, UsageError
 from fagen.export import export
 from fagen.ir.graph import Graph, Input
@@ -131,10 +132,18 @@ class Kernel:
     is called or its ``resources`` are asked for.
     """
 
-    def __init__(self, compiled: Compiled, captured: tuple[Any, ...], option: Options) -> None:
+    def __init__(
+        self,
+        compiled: Compiled,
+        captured: tuple[Any, ...],
+        option: Options,
+        gradient: Gradient | None = None,
+    ) -> None:
         self.compiled = compiled
         self.captured = captured
         self.option = option
+        self.gradient = gradient
+        """Of a backward kernel: where its arguments come from, and of what its outputs are gradients."""
         self.key = key_of(self, compiled.problem.graph.name)
 
     def __repr__(self) -> str:
@@ -166,14 +175,19 @@ class Kernel:
         ``kv_heads`` and ``kv_len`` are those of the queries where they are not given.
         """
         sizes = _by_axis(self.plan.problem.graph, lengths)
-        return explain(self.plan, sizes, tuned=self.compiled.tuned().values())
+        notes = self.gradient.notes if self.gradient else ()
+        return explain(self.plan, sizes, tuned=self.compiled.tuned().values(), notes=notes)
 
     def save(self, folder: str | Path) -> Path:
         """Write the .cu, its headers, the plan and a launcher with a checker; return the folder."""
         return export(self.compiled, Path(folder))
 
     def __call__(self, *tensors: Any) -> Tensor | tuple[Tensor, ...]:
-        """The outputs for tensors of its dtype and head dims; for CPU tensors the emulator runs it."""
+        """The outputs for tensors of its dtype and head dims; for CPU tensors the emulator runs it.
+
+        A backward kernel takes the arguments that ``plan.problem.graph`` lists: those of the program that it
+        reads, gradients of the outputs, and what the forward direction keeps.
+        """
         from fagen.calls.entry import call_kernel
 
         return call_kernel(self, tensors)
@@ -205,16 +219,14 @@ def compile(
                 from an argument's name to its dtype, ``{"q": "bf16", "k": "bf16", "v": "bf16", "doc":
                 "int32"}``
     arch        a GPU such as "H100", or a target such as "sm_90a"
-    direction   "forward"
+    direction   "forward", or "backward": the gradients of all its floating-point tensors
     bias, sink  a tensor, or its axes alone: ``fg.Tensor["b h q kv"]``
 
     Raises UsageError for what has no meaning, PlanError for what does not fit the GPU.
     """
     given = {"mask": mask, "score": score, "scale": scale, "bias": bias, "sink": sink}
-    if direction != "forward":
-        raise UsageError(
-            f"direction is {direction!r}", call="compile", works='"forward" is what there are kernels for'
-        )
+    if direction not in ("forward", "backward"):
+        raise UsageError(f"direction is {direction!r}", call="compile", works='it is "forward" or "backward"')
     if program is None:
         bias, sink = _declared("bias", bias), _declared("sink", sink)
         traced = attention_graph(
@@ -239,9 +251,12 @@ def compile(
     row = arch_for(arch).name
     lengths = _lengths(traced.graph, head_dim, v_head_dim, sizes or {})
     problem = problem_of(traced.graph, row, family, _inputs(traced, dtype), lengths, open_lengths=True)
+    both = None
+    if direction == "backward":
+        problem, both = backward_of(problem)
     compiled = compile_problem(problem)
     compiled.require_plan()
-    return Kernel(compiled, traced.captured, Options(False, family))
+    return Kernel(compiled, () if both else traced.captured, Options(False, family), both)
 
 
 def _by_axis(graph: Graph, lengths: Mapping[str, int]) -> dict[str, int]:

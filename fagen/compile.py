@@ -20,13 +20,14 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from fagen.derive.gradient import Gradient, gradient
 from fagen.emit.program import Emitted, emit
-from fagen.errors import BuildError, PlanError
+from fagen.errors import BuildError, PlanError, UsageError
 from fagen.ir.check import direct_inputs
-from fagen.ir.graph import Axis, Graph, Node
+from fagen.ir.graph import OPEN_AXES, Axis, Graph, Input, Node
 from fagen.ir.show import show, show_graph
 from fagen.plan.arch import arch_for
-from fagen.plan.cost import Tiles, tiles_of
+from fagen.plan.cost import Tiles, output_storages, tiles_of
 from fagen.plan.plan import Plan, Problem, Rejected, Storage
 from fagen.plan.planner import plans
 from fagen.plan.tiling import length_classes
@@ -102,7 +103,8 @@ class Compiled:
         dtype = next((storage for storage in problem.inputs if storage in ("fp32", "fp16", "bf16")), "")
         arch = problem.arch.lower().replace(" ", "")
         digest = _digest(self._asked())[:_SHORT]
-        return "_".join(part for part in (problem.graph.name, sizes, dtype, arch, digest) if part)
+        direction = "" if problem.graph.direction == "forward" else problem.graph.direction
+        return "_".join(part for part in (problem.graph.name, direction, sizes, dtype, arch, digest) if part)
 
     @property
     def chosen(self) -> Candidate:
@@ -423,7 +425,7 @@ def feature_axes(graph: Graph) -> frozenset[Axis]:
     A table that is only indexed may have any lengths.
     """
     named = {axis for argument in direct_inputs(graph) for axis in argument.axes}
-    return frozenset(named - {"b", "hk", "g", "q", "kv"})
+    return frozenset(named - OPEN_AXES)
 
 
 def problem_of(
@@ -440,6 +442,41 @@ def problem_of(
     fixed = tuple(sorted((axis, length) for axis, length in sizes.items() if axis in features))
     classes = () if open_lengths else length_classes(graph, fixed, sizes, arch_for(arch))
     return Problem(graph, arch, family, fixed, inputs, classes)
+
+
+def backward_of(problem: Problem) -> tuple[Problem, Gradient]:
+    """The gradients of all floating-point tensors of a problem's program, and where their inputs come from.
+
+    Raises UsageError for a program without one.
+    """
+    graph = problem.graph
+    tensors = [argument for argument in graph.arguments if isinstance(argument, Input)]
+    stored = dict(zip((tensor.position for tensor in tensors), problem.inputs, strict=True))
+    both = gradient(graph, frozenset(t.position for t in tensors if t.stored == "float"))
+    if not both.wanted:
+        raise UsageError(
+            "no output depends on a floating-point tensor",
+            call=graph.name,
+            works="direction='forward' is all",
+        )
+    kept = output_storages(replace(problem, graph=both.forward, outputs=()))
+    inputs = tuple(
+        stored[place] if kind == "argument" else kept[place]
+        for argument, (kind, place) in zip(both.backward.arguments, both.sources, strict=True)
+        if isinstance(argument, Input)
+    )
+    features = feature_axes(both.backward)
+    return (
+        Problem(
+            both.backward,
+            problem.arch,
+            problem.family,
+            tuple((axis, size) for axis, size in problem.sizes if axis in features),
+            inputs,
+            outputs=tuple(stored[position] for position in both.wanted),
+        ),
+        both,
+    )
 
 
 _compiled: dict[Problem, Compiled] = {}
@@ -462,6 +499,7 @@ def graph_digest(graph: Graph) -> str:
         {
             "arguments": [argument.digest.hex() for argument in graph.arguments],
             "outputs": [[output.node.digest.hex(), *output.layout] for output in graph.outputs],
+            "text": [graph.direction, *graph.labels],
         }
     )
 

@@ -11,39 +11,62 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fagen.errors import UsageError
 
 Outputs: TypeAlias = "tuple[Tensor, ...]"
-Run: TypeAlias = "Callable[[Sequence[Any]], Outputs]"
+Run: TypeAlias = "Callable[..., Outputs]"
+"""Called with the values, and with a seed where the caller has one."""
 
 
 def no_backward(name: str) -> UsageError:
     """The error of a gradient that no kernel computes."""
     return UsageError(
-        "the gradient was asked for, and there are no backward kernels",
+        "the gradient was asked for under torch.compile",
         call=name,
-        works='family="reference", outside torch.compile, computes it; torch.no_grad() says none is wanted',
+        works="outside torch.compile it is computed; torch.no_grad() says that none is wanted",
     )
 
 
+class Recorded(Protocol):
+    """Calls with the same facts, in both directions."""
+
+    def forward(self, given: Sequence[Any]) -> tuple[Outputs, Outputs, Tensor | None]:
+        """The outputs for the values of a call, what else the other direction reads, and the seed."""
+
+    def backward(
+        self, given: Sequence[Any], outputs: Outputs, incoming: Sequence[Tensor | None], seed: Tensor | None
+    ) -> list[Tensor | None]:
+        """The gradient of each value for those of the outputs; None where there is none."""
+
+
 class Call(torch.autograd.Function):
-    """A call in eager mode: its outputs are part of autograd's graph, and its gradient is refused by name."""
+    """A call in eager mode, as a part of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, name: str, *values: Any) -> Outputs:
-        """The outputs of ``run(values)``."""
-        ctx.name = name
-        return run(values)
+    def forward(ctx: Any, both: Recorded, *values: Any) -> Outputs:
+        """The outputs of a call."""
+        outputs, kept, seed = both.forward(values)
+        ctx.both, ctx.own = both, len(outputs)
+        ctx.numbers = [None if isinstance(value, Tensor) else (value,) for value in values]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        ctx.save_for_backward(*tensors, seed, *outputs, *kept)
+        ctx.set_materialize_grads(False)
+        return outputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Raise a UsageError that names the program."""
-        raise no_backward(ctx.name)
+        """The gradient of each value that wants one."""
+        saved = iter(ctx.saved_tensors)
+        values = [next(saved) if number is None else number[0] for number in ctx.numbers]
+        seed = next(saved)
+        return None, *ctx.both.backward(values, tuple(saved), gradients, seed)
 
 
 # ------------------------------------------------------------------------------------------- torch.compile

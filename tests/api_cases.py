@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import fagen as fg
@@ -285,18 +286,125 @@ def a_captured_tensor_is_an_argument(device: str) -> None:
 # -------------------------------------------------------------------------------------- gradients, autocast
 
 
+def require_right_gradients(
+    traced: Traced, given: Sequence[Any], found: Sequence[Tensor], incoming: Sequence[Tensor], seed: int = 0
+) -> None:
+    """Hold the gradients of the tensors that want one to the reference, by the rule for gradients."""
+    graph = traced.graph
+    values = [*given, *traced.captured]
+    wanted = [i for i, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad]
+    dtype = values[0].dtype
+
+    def by_autograd(wide: bool, run: Callable[[Sequence[Any]], Sequence[Tensor]]) -> Sequence[Tensor]:
+        leaves = list(values)
+        for i in wanted:
+            value = values[i].detach()
+            leaves[i] = value.to(torch.float64 if wide else value.dtype, copy=True).requires_grad_()
+        outputs = run(leaves)
+        along = [g.to(o.dtype) for g, o in zip(incoming, outputs, strict=True)]
+        return torch.autograd.grad(outputs, [leaves[i] for i in wanted], along)
+
+    exact = by_autograd(True, lambda leaves: evaluate(graph, leaves, seed=seed))
+    plain = by_autograd(False, lambda leaves: eager(graph, leaves, dtype, seed=seed))
+    for i, mine, ref, yardstick in zip(wanted, found, exact, plain, strict=True):
+        assert mine.dtype == values[i].dtype
+        compare(mine, ref, yardstick, gradient=True).require(graph.arguments[i].name)
+
+
 @case
-def a_gradient_is_refused_where_it_is_asked_for(device: str) -> None:
-    q, k, v = tensors(device)
-    expected = fg.attention(q, k, v)
-    out, lse = fg.attention(q.requires_grad_(), k, v, return_lse=True)
-    assert torch.equal(out, expected)
-    assert out.requires_grad
-    assert lse.requires_grad
-    with pytest.raises(fg.FagenError, match=r"attention: the gradient was asked for.*family=\"reference\""):
-        (out.sum() + lse.sum()).backward()
+def gradients_of_everything_are_right(device: str) -> None:
+    q, k, v = (each.requires_grad_() for each in tensors(device))
+    bias = torch.randn(1, 4, 1, 49, device=device).requires_grad_()
+    sink = torch.randn(4, device=device).requires_grad_()
+    parts = {"mask": fg.causal(), "bias": bias, "sink": sink, "return_lse": True}
+    out, lse = fg.attention(q, k, v, **parts)
     with torch.no_grad():
         assert not fg.attention(q, k, v).requires_grad
+        expected = fg.attention(q, k, v, **parts)
+    assert torch.equal(out, expected[0])
+    incoming = torch.randn_like(out), torch.randn_like(lse)
+    wanted = (q, k, v, bias, sink)
+    found = torch.autograd.grad((out, lse), wanted, incoming)
+    require_right_gradients(traced_attention(**parts), (q, k, v), found, incoming)
+    again = fg.attention(q, k, v, **parts, deterministic=True)
+    assert all(map(torch.equal, found, torch.autograd.grad(again, wanted, incoming)))
+
+
+@case
+def b16_an_incoming_gradient_may_have_any_strides(device: str) -> None:
+    q, k, v = (each.requires_grad_() for each in tensors(device))
+    out = fg.attention(q, k, v, mask=fg.causal())
+    dense = torch.randn_like(out)
+    moved = dense.transpose(1, 3).contiguous().transpose(1, 3)
+    first, second = (torch.autograd.grad(out, (q, k, v), each, retain_graph=True) for each in (dense, moved))
+    assert all(map(torch.equal, first, second))
+    one = torch.ones((), device=device)
+    ones = torch.autograd.grad(out, (q, k, v), one.expand_as(out), retain_graph=True)
+    assert all(map(torch.equal, ones, torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)))
+    assert all(map(torch.equal, ones, torch.autograd.grad(out, (q, k, v), one.repeat(out.shape))))
+
+
+@case
+def some_gradients_are_wanted_and_some_come(device: str) -> None:
+    q, k, v = tensors(device)
+    v.requires_grad_()
+    out, lse = fg.attention(q, k, v, return_lse=True)
+    assert torch.autograd.grad(lse.sum(), v, retain_graph=True)[0].abs().max() == 0
+    (only,) = torch.autograd.grad(out.sum(), v)
+    q.requires_grad_()
+    out, lse = fg.attention(q, k, v, return_lse=True)
+    both = torch.autograd.grad(out.sum() + 0 * lse.sum(), (q, v))
+    torch.testing.assert_close(both[1], only)
+
+
+@case
+def b38_the_gradient_through_lse_is_the_weights(device: str) -> None:
+    q, k, v = (each.requires_grad_() for each in tensors(device))
+    out, lse = fg.attention(q, k, v, mask=fg.causal(), return_lse=True)
+    found = torch.autograd.grad(lse.mean(), (q, k))
+    incoming = torch.zeros_like(out), torch.full_like(lse, 1 / lse.numel())
+    traced = traced_attention(mask=fg.causal(), return_lse=True)
+    zero = torch.zeros_like(v)
+    require_right_gradients(traced, (q, k, v), (*found, zero), incoming)
+
+
+@case
+def dropout_drops_the_same_again_under_a_checkpoint(device: str) -> None:
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fg.attention(q, k, v, dropout=0.25)
+
+    given = [each.requires_grad_() for each in tensors(device)]
+    torch.manual_seed(3)
+    plain = torch.autograd.grad(layer(*given).sum(), given)
+    torch.manual_seed(3)
+    kept = torch.utils.checkpoint.checkpoint(layer, *given, use_reentrant=False)
+    assert all(map(torch.equal, plain, torch.autograd.grad(kept.sum(), given)))
+    torch.manual_seed(3)
+    seed = int(draw_seed(given[0].device))
+    ones = torch.ones_like(kept)
+    require_right_gradients(traced_attention(dropout=0.25), given, plain, (ones,), seed)
+
+
+@case
+def gradients_under_autocast_have_the_dtype_of_their_tensor(device: str) -> None:
+    q, k, v = (each.requires_grad_() for each in tensors(device))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = fg.attention(q, k, v, mask=fg.causal())
+        found = torch.autograd.grad(out.float().sum(), (q, k, v))
+    assert out.dtype == torch.bfloat16
+    assert {each.dtype for each in found} == {torch.float32}
+    rounded = [each.detach().bfloat16().requires_grad_() for each in (q, k, v)]
+    expected = torch.autograd.grad(fg.attention(*rounded, mask=fg.causal()).sum(), rounded)
+    assert all(torch.equal(mine, other.float()) for mine, other in zip(found, expected, strict=True))
+
+
+@case
+def a_kernel_compiled_ahead_has_no_gradient(device: str) -> None:
+    q, k, v = tensors(device)
+    kernel = fg.compile(head_dim=16, v_head_dim=24, dtype="fp32", arch=arch_of(device))
+    out = kernel(q.requires_grad_(), k, v)
+    with pytest.raises(fg.FagenError, match=r"attention: the gradient was asked for.*call the program"):
+        out.sum().backward()
 
 
 @case

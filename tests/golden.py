@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import fagen as fg
+from fagen.compile import backward_of
 from fagen.ir.graph import Graph, Input
 from fagen.lang.attention import attention
 from fagen.plan.plan import Problem, Storage
@@ -53,19 +54,24 @@ class Golden:
     graph: Callable[[], Graph]
     sizes: tuple[tuple[str, int], ...] = (("d", 64), ("dv", 64))
     storage: Storage = "fp16"
+    backward: bool = False
 
     def problem(self, family: str) -> Problem:
         """What is planned, for an A100."""
         graph = self.graph()
         kinds: Mapping[str, Storage] = {"float": self.storage, "int": "int32", "bool": "bool"}
         inputs = tuple(kinds[a.stored] for a in graph.arguments if isinstance(a, Input))
-        return Problem(graph, "A100", family, self.sizes, inputs)
+        problem = Problem(graph, "A100", family, self.sizes, inputs)
+        return backward_of(problem)[0] if self.backward else problem
 
 
 GOLDEN: Mapping[str, Golden] = {
     "plain": Golden(lambda: attention().graph, storage="fp32"),
     "causal": Golden(
         lambda: attention(mask=fg.causal(), return_lse=True).graph, (("d", 128), ("dv", 128)), "bf16"
+    ),
+    "causal_backward": Golden(
+        lambda: attention(mask=fg.causal()).graph, (("d", 64), ("dv", 64)), "bf16", backward=True
     ),
     "window_softcap": Golden(
         lambda: attention(mask=fg.sliding_window(1024, 0), score=fg.softcap(30.0)).graph

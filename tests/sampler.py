@@ -34,6 +34,8 @@ LENGTHS = (0, 1, 2, 63, 64, 65, 127, 300)
 LARGER = (257, 512, 1000, 2049)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NO_MASK = "none"
+SEVERAL = 63
+"""Keys of a row of which no weight is nearly 1."""
 SCHEDULES = ("forward", "backward", "random")
 """Orders in which the emulator lets threads go on."""
 
@@ -418,14 +420,79 @@ def _require(case: Case, call: Call, outputs: Tensor | tuple[Tensor, ...], seed:
         compare(out, ref, quick).require(f"{name} of {about}")
 
 
-def build_all(cases: Iterable[Case], family: str, workers: int) -> None:
+def check_gradients(case: Case, device: torch.device | str, family: str) -> None:
+    """Run a case forward and backward, and hold the gradient of every floating-point tensor to autograd's."""
+    call = case.draw(device, family)
+    about, dtype = f"seed {case.seed}, {case!r}", DTYPES[case.dtype]
+    values = list(call.values)
+    wanted = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
+    for i in wanted:
+        values[i].requires_grad_()
+    seed = _seeded(case, device)
+    outputs = fg.attention(*call.tensors, **call.parts, family=family)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
+    draw = torch.Generator().manual_seed(case.seed)
+    incoming = [torch.randn(each.shape, generator=draw).to(each) for each in results]
+    found = torch.autograd.grad(results, [values[i] for i in wanted], incoming)
+    exact = _by_autograd(call, values, wanted, incoming, torch.float64, seed)
+    near = _by_autograd(call, values, wanted, incoming, dtype, seed)
+    wide = _by_autograd(call, values, wanted, incoming, torch.float32, seed)
+    for i, mine, ref, quick, other in zip(wanted, found, exact, near, wide, strict=True):
+        name = call.traced.graph.arguments[i].name
+        assert mine.dtype == values[i].dtype, f"{name} of {about}"
+        rough = torch.where(torch.isfinite(quick), quick.double(), other.double())
+        compare(mine, ref, rough, gradient=True).require(f"gradient of {name} of {about}")
+
+
+def _by_autograd(
+    call: Call,
+    values: Sequence[Any],
+    wanted: Sequence[int],
+    incoming: Sequence[Tensor],
+    dtype: torch.dtype,
+    seed: int,
+) -> Sequence[Tensor]:
+    """Gradients through the reference, or through torch's own operations in another dtype."""
+    leaves = list(values)
+    for i in wanted:
+        wide = torch.float64 if dtype == torch.float64 else values[i].dtype
+        leaves[i] = values[i].detach().to(wide, copy=True).requires_grad_()
+    run = evaluate if dtype == torch.float64 else eager
+    outputs = run(call.traced.graph, leaves, seed=seed, dtype=dtype)
+    along = [g.to(o.dtype) for g, o in zip(incoming, outputs, strict=True)]
+    asked = [leaves[i] for i in wanted]
+    found = torch.autograd.grad(outputs, asked, along, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(asked, found, strict=True)]
+
+
+def differentiable(cases: Iterable[Case], family: str) -> list[Case]:
+    """Those of which every gradient has a kernel, with no NaN near a product on tensor cores.
+
+    Where all rows see a key or two the gradient of a score is a difference that vanishes, ``dP - D``: what is
+    left is what D was rounded by, with O, and no error of torch's operations to measure it by. So lengths are
+    those of several keys.
+    """
+    return [
+        case
+        for case in cases
+        if case.score != "relative bias"
+        and not (case.strange and family != "simt")
+        and min(case.q_len, case.kv_len) >= SEVERAL
+        and case.scale != "0"
+    ]
+
+
+def build_all(cases: Iterable[Case], family: str, workers: int, backward: bool = False) -> None:
     """Build the kernels of cases for the GPU at once; what fails here fails again in the case's own test."""
 
     def build(case: Case) -> None:
         try:
+            if backward:
+                check_gradients(case, "cuda", family)
+                return
             compiled = compiled_for(case.draw("cuda", family), family)
             compiled.binary(torch.cuda.get_device_capability())
-        except Exception:
+        except (Exception, AssertionError):
             return
 
     with ThreadPoolExecutor(workers) as pool:

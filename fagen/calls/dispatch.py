@@ -8,6 +8,7 @@ values, finds or compiles a kernel and leaves a prepared run behind; a later one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fagen import torch_op
-from fagen.calls.prepared import OnEmulator, OnGpu, draw_seed, output_shapes
+from fagen.calls.prepared import OnEmulator, OnGpu, draw_seed, length_of, output_shapes
 from fagen.calls.values import (
     DTYPE_OF,
+    STORAGE_OF,
     Values,
     aligned,
     autocast_dtype,
@@ -27,7 +29,9 @@ from fagen.calls.values import (
     storages,
 )
 from fagen.compile import Compiled, compile_problem, problem_of
+from fagen.derive.gradient import Broadcast, Gradient, gradient
 from fagen.errors import DtypeError, PlanError, UsageError
+from fagen.ir.check import direct_inputs
 from fagen.ir.graph import Axis, Graph, Input, Scalar
 from fagen.ir.show import length_name
 from fagen.lang.program import Options
@@ -69,8 +73,14 @@ def call(
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def compute(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None = None) -> Outputs:
-    """What `call` returns, always as a tuple."""
+def compute(
+    graph: Graph,
+    given: Sequence[Any],
+    options: Options,
+    kernel: Compiled | None = None,
+    seed: Tensor | None = None,
+) -> Outputs:
+    """What `call` returns, always as a tuple; ``seed`` is that of its random bits, by default a new one."""
     held = kernel or graph
     facts: list[Any] = [id(held), options.family, options.deterministic, torch.is_grad_enabled()]
     device: Any = None
@@ -94,7 +104,7 @@ def compute(graph: Graph, given: Sequence[Any], options: Options, kernel: Compil
         if len(_entries) >= MOST_ENTRIES:
             _entries.clear()
         entry = _entries[key] = _Entry(run, held)
-    return entry.run(given)
+    return entry.run(given) if seed is None else entry.run(given, seed)
 
 
 def _call_subclass(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None) -> Outputs:
@@ -152,25 +162,146 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
     else:
         _check_kernel(kernel, values, sizes)
         problem = kernel.problem
-    kernel = compile_problem(problem.read_as(aligned(values)))
-    run: Run
-    if all(0 in shape for shape in output_shapes(graph, sizes)):
-        run = partial(empty_outputs, graph)
-    else:
-        run = (OnGpu if values.device.type == "cuda" else OnEmulator)(values, kernel, sizes)
     if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in values.inputs):
-        return _recorded(run, graph.name)
-    return run
+        if kernel is None:
+            return _recorded(_BothDirections(values, options))
+        return _recorded(_NoGradient(run_of(values, problem), graph.name))
+    return run_of(values, problem)
 
 
-def _recorded(run: Run, name: str) -> Run:
+def run_of(values: Values, problem: Problem) -> Run:
+    """The run of a problem on values like these."""
+    kernel, sizes = compile_problem(problem.read_as(aligned(values))), values.sizes()
+    if all(0 in shape for shape in output_shapes(values.graph, sizes)):
+        return partial(empty_outputs, values.graph)
+    return (OnGpu if values.device.type == "cuda" else OnEmulator)(values, kernel, sizes)
+
+
+# ----------------------------------------------------------------------------------------------- gradients
+
+
+def _recorded(both: torch_op.Recorded) -> Run:
+    """The run of calls whose gradient may be asked for."""
     apply: Any = torch_op.Call.apply
 
-    def recorded(given: Sequence[Any]) -> Outputs:
-        outputs: Outputs = apply(run, name, *given)
+    def record(given: Sequence[Any]) -> Outputs:
+        outputs: Outputs = apply(both, *given)
         return outputs
 
-    return recorded
+    return record
+
+
+class _BothDirections:
+    """Calls with the same facts, forward and backward; a `torch_op.Recorded`."""
+
+    def __init__(self, values: Values, options: Options) -> None:
+        self.graph = values.graph
+        self.options = options
+        self.wanted = frozenset(a.position for a, tensor in values.inputs if tensor.requires_grad)
+        self.broadcast = _broadcast(values)
+        self.every = gradient(self.graph, self.wanted, None, self.broadcast)
+
+    def forward(self, given: Sequence[Any]) -> tuple[Outputs, Outputs, Tensor | None]:
+        """The outputs, what else the other direction reads, and the seed."""
+        graph = self.every.forward
+        device = next(value.device for value in given if isinstance(value, Tensor))
+        seed = draw_seed(device) if graph.random else None
+        outputs = compute(graph, given, self.options, seed=seed)
+        own = len(self.graph.outputs)
+        return outputs[:own], outputs[own:], seed
+
+    def backward(
+        self, given: Sequence[Any], outputs: Outputs, incoming: Sequence[Tensor | None], seed: Tensor | None
+    ) -> list[Tensor | None]:
+        """The gradient of each argument; None where none is wanted."""
+        both = gradient(
+            self.graph,
+            self.wanted,
+            frozenset(i for i, each in enumerate(incoming) if each is not None),
+            self.broadcast,
+        )
+        places = {output.node: i for i, output in enumerate(self.every.forward.outputs)}
+        if not all(output.node in places for output in both.forward.outputs):
+            both = self.every  # a result that only some gradients need was not kept
+        found: list[Any] = []
+        for kind, place in both.sources:
+            if kind == "argument":
+                value = given[place]
+                found.append(value.detach() if isinstance(value, Tensor) else value)
+            elif kind == "output":
+                found.append(outputs[places[both.forward.outputs[place].node]])
+            else:
+                value = incoming[place]
+                found.append(torch.zeros_like(outputs[place]) if value is None else value.resolve_neg())
+        results = dict(
+            zip(both.wanted, _compute_backward(both, found, self.options, given, seed), strict=True)
+        )
+        return [
+            None
+            if i not in self.wanted
+            else torch.zeros_like(value)
+            if i not in results
+            else results[i].view(value.shape)
+            for i, value in enumerate(given)
+        ]
+
+
+class _NoGradient:
+    """Calls of a kernel compiled ahead of time, which has one direction; a `torch_op.Recorded`."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run = run
+        self.name = name
+
+    def forward(self, given: Sequence[Any]) -> tuple[Outputs, Outputs, Tensor | None]:
+        """The outputs alone."""
+        return self.run(given), (), None
+
+    def backward(
+        self, given: Sequence[Any], outputs: Outputs, incoming: Sequence[Tensor | None], seed: Tensor | None
+    ) -> list[Tensor | None]:
+        """Raise a UsageError that names the program."""
+        raise UsageError(
+            "the gradient was asked for, and a kernel compiled ahead of time has one direction",
+            call=self.name,
+            works="call the program or fagen.attention; torch.no_grad() says that no gradient is wanted",
+        )
+
+
+def _broadcast(values: Values) -> Broadcast:
+    """Where a tensor has length 1 along an axis that has more."""
+    sizes = values.sizes()
+    return tuple(
+        (argument.position, axis)
+        for argument, tensor in values.inputs
+        if argument in direct_inputs(values.graph)
+        for axis, extent in zip(argument.layout, tensor.shape, strict=True)
+        if extent == 1 != length_of(axis, sizes)
+    )
+
+
+def _compute_backward(
+    both: Gradient, found: Sequence[Any], options: Options, given: Sequence[Any], seed: Tensor | None
+) -> Outputs:
+    """The outputs of ``both.backward`` for its arguments ``found``, each in the dtype of what it is of."""
+    graph = both.backward
+    if not graph.outputs:
+        return ()
+    facts: list[Any] = [id(both), options.family, options.deterministic]
+    facts += [given[i].dtype for i in both.wanted]
+    for value in found:
+        if isinstance(value, Tensor):
+            facts += (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() % 16)
+        else:
+            facts.append(value.__class__)
+    key = tuple(facts)
+    entry = _entries.get(key)
+    if entry is None:
+        values = read(graph, found)
+        stored: tuple[Storage, ...] = tuple(STORAGE_OF[given[i].dtype] for i in both.wanted)
+        problem = problem_for(values, options.family, values.sizes())
+        entry = _entries[key] = _Entry(run_of(values, replace(problem, outputs=stored)), both)
+    return entry.run(found) if seed is None else entry.run(found, seed)
 
 
 def _after_casts(
@@ -178,12 +309,12 @@ def _after_casts(
 ) -> Run:
     """A run on the values as autocast has them, lazy negation carried out."""
 
-    def cast(given: Sequence[Any]) -> Outputs:
+    def cast(given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
         changed = [
             value.resolve_neg().to(casts.get(i, value.dtype)) if isinstance(value, Tensor) else value
             for i, value in enumerate(given)
         ]
-        return compute(graph, changed, options, kernel)
+        return compute(graph, changed, options, kernel, seed)
 
     return cast
 
@@ -195,10 +326,10 @@ def _reference(values: Values) -> Run:
     graph = values.graph
     dtypes = output_dtypes(values)
 
-    def run(given: Sequence[Any]) -> Outputs:
+    def run(given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
         device = next(value.device for value in given if isinstance(value, Tensor))
-        seed = int(draw_seed(device)) if graph.random else 0
-        outputs = evaluate(graph, given, seed=seed)
+        number = int(draw_seed(device) if seed is None else seed) if graph.random else 0
+        outputs = evaluate(graph, given, seed=number)
         return tuple(output.to(dtype) for output, dtype in zip(outputs, dtypes, strict=True))
 
     return run
@@ -213,7 +344,7 @@ def output_dtypes(values: Values) -> list[torch.dtype]:
     return [DTYPE_OF[storage] for storage in output_storages(problem)]
 
 
-def empty_outputs(graph: Graph, given: Sequence[Any]) -> Outputs:
+def empty_outputs(graph: Graph, given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
     """Outputs of the right shape, dtype and strides, nothing computed: of tensors that are only shapes."""
     values = read(graph, given)
     check_dtypes(values)

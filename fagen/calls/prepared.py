@@ -270,7 +270,7 @@ class OnGpu(Prepared):
         """A tensor map as the GPU reads it."""
         return map_.for_gpu()
 
-    def __call__(self, given: Sequence[Any]) -> Outputs:
+    def __call__(self, given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
         """The outputs, queued on the current stream."""
         device = self.device
         outputs = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.outputs])
@@ -280,7 +280,7 @@ class OnGpu(Prepared):
         if self.buffers:
             self.allocate(memory, lambda size: torch.empty(size, dtype=torch.uint8, device=device))
         stream = self._gpu.current_stream()
-        memory.append(draw_seed(device) if self.random else None)
+        memory.append(draw_seed(device) if self.random and seed is None else seed)
         memory.append(self._gpu.counter(stream) if self.counts else None)
         memory.append(self._zeros)
         params = self._lead + self.pack(memory, given)
@@ -327,14 +327,14 @@ class OnEmulator(Prepared):
         """A tensor map as the emulator reads it."""
         return map_.for_emulator()
 
-    def __call__(self, given: Sequence[Any]) -> Outputs:
+    def __call__(self, given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
         """The outputs, when all threads have ended."""
         outputs = tuple(torch.full(shape, torch.nan, dtype=dtype) for shape, dtype in self.outputs)
         if not self.launches:
             return outputs
         memory = [*given, *outputs]
         self.allocate(memory, lambda size: torch.full((size,), 255, dtype=torch.uint8))
-        memory.append(draw_seed(self.device) if self.random else None)
+        memory.append(draw_seed(self.device) if self.random and seed is None else seed)
         memory += [torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)]
         params = self.pack(memory, given)
         settings = _emulation.get()

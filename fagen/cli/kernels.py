@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from json import loads
 from pathlib import Path
@@ -17,6 +18,7 @@ from fagen.errors import UsageError
 
 if TYPE_CHECKING:
     from fagen.api import Kernel
+    from fagen.ir.graph import Axis
     from fagen.study.trial import Trial, Watch
 
 ANY_GPU = "generic"
@@ -26,14 +28,30 @@ ANY_GPU = "generic"
 @shared
 def emit(request: Request, out: Out = None, json: Json = False) -> None:
     """Write the CUDA of a program: to the screen, or into a folder with all it takes to run it."""
-    kernel, _ = request.kernel(request.arch or ANY_GPU, request.has_lengths)
-    files = _saved(kernel, out) if out else []
+    kernels = [kernel for kernel, _ in request.kernels(request.arch or ANY_GPU, request.has_lengths)]
+    results = []
+    for kernel in kernels:
+        folder = out / _direction(kernel) if out and len(kernels) > 1 else out
+        files = _saved(kernel, folder) if folder else []
+        results.append((kernel, {**_about(kernel), "files": list(map(str, files)), "source": kernel.source}))
     if json:
-        print_json({**_about(kernel), "files": list(map(str, files)), "source": kernel.source})
+        _print_json(results)
     elif out:
-        print("\n".join(map(str, files)))
+        print("\n".join(file for _, each in results for file in each["files"]))
     else:
-        print(kernel.source, end="")
+        print("\n".join(kernel.source for kernel in kernels), end="")
+
+
+def _direction(kernel: Kernel) -> str:
+    return kernel.compiled.problem.graph.direction
+
+
+def _print_json(results: list[tuple[Kernel, dict[str, Any]]]) -> None:
+    """One object; of both directions, one for each under its name."""
+    if len(results) == 1:
+        print_json(results[0][1])
+    else:
+        print_json({_direction(kernel): each for kernel, each in results})
 
 
 def _saved(kernel: Kernel, folder: Path) -> list[Path]:
@@ -62,15 +80,23 @@ def _about(kernel: Kernel) -> dict[str, Any]:
 def explain(request: Request, json: Json = False) -> None:
     """Print the plan of a program, what it costs, and why it was chosen."""
     from fagen.compile import plan_json
+
+    lengths = request.lengths().by_axis() if request.has_lengths else None
+    results = []
+    for kernel, _ in request.kernels(request.arch or ANY_GPU, request.has_lengths):
+        text = _plan_text(kernel, lengths)
+        results.append((kernel, {**_about(kernel), "plan": loads(plan_json(kernel.plan)), "text": text}))
+    if json:
+        _print_json(results)
+    else:
+        print("\n".join(each["text"] for _, each in results), end="")
+
+
+def _plan_text(kernel: Kernel, lengths: Mapping[Axis, int] | None, measured: float | None = None) -> str:
     from fagen.study.explain import explain as plan_text
 
-    kernel, _ = request.kernel(request.arch or ANY_GPU, request.has_lengths)
-    lengths = request.lengths().by_axis() if request.has_lengths else None
-    text = plan_text(kernel.plan, lengths, tuned=kernel.compiled.tuned().values())
-    if json:
-        print_json({**_about(kernel), "plan": loads(plan_json(kernel.plan)), "text": text})
-    else:
-        print(text, end="")
+    notes = kernel.gradient.notes if kernel.gradient else ()
+    return plan_text(kernel.plan, lengths, measured, kernel.compiled.tuned().values(), notes)
 
 
 @app.command()
@@ -103,27 +129,40 @@ def run(
         device = "emulator"
     with show.progress() as progress:
         progress("start", 0, 0)
-        from fagen.study.explain import explain as plan_text
         from fagen.study.trial import make_values, try_kernel
 
         where = device_of(device)
-        kernel, scalars = request.kernel(request.arch or row_of(where), specialised=True)
-        lengths = request.lengths().by_axis() | dict(kernel.compiled.problem.sizes)
+        arch = request.arch or row_of(where)
+        kernels = [kernel for kernel, _ in request.kernels(arch, specialised=True)]
+        program, scalars = replace(request, direction="forward").kernel(arch, specialised=True)
+        lengths = request.lengths().by_axis() | dict(program.compiled.problem.sizes)
         values = make_values(
-            kernel.compiled, kernel.captured, lengths, device=where, seed=request.seed, scalars=scalars
+            program.compiled, program.captured, lengths, device=where, seed=request.seed, scalars=scalars
         )
-        trial = try_kernel(kernel.compiled, values, seed=request.seed, watch=watch, progress=progress)
-    if explain:
-        seconds = trial.seconds if where.type == "cuda" else None
-        print(plan_text(kernel.plan, lengths, seconds, kernel.compiled.tuned().values()))
+        trials = [
+            try_kernel(
+                kernel.compiled,
+                values,
+                both=kernel.gradient,
+                program=program.compiled.problem.graph,
+                seed=request.seed,
+                watch=watch,
+                progress=progress,
+            )
+            for kernel in kernels
+        ]
+    for kernel, trial in zip(kernels, trials, strict=True):
+        if explain:
+            print(_plan_text(kernel, lengths, trial.seconds if where.type == "cuda" else None))
+        if not json:
+            _show_trial(trial)
+        if out:
+            folder = out / _direction(kernel) if len(kernels) > 1 else out
+            _saved(kernel, folder)
+            print(f"  saved     {folder}", file=sys.stderr if json else sys.stdout)
     if json:
-        print_json(trial.to_json())
-    else:
-        _show_trial(trial)
-    if out:
-        _saved(kernel, out)
-        print(f"  saved     {out}", file=sys.stderr if json else sys.stdout)
-    raise typer.Exit(0 if trial.ok else 1)
+        _print_json([(kernel, trial.to_json()) for kernel, trial in zip(kernels, trials, strict=True)])
+    raise typer.Exit(0 if all(trial.ok for trial in trials) else 1)
 
 
 def _watch(race: bool, sanitize: bool, schedule: str | None, device: str | None) -> Watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Option
@@ -59,7 +59,7 @@ class Request:
     family: Annotated[
         str | None, Option(help="Such as simt; by default the planner chooses.", rich_help_panel=_WHICH)
     ] = None
-    direction: Annotated[str, Option(metavar="forward", rich_help_panel=_WHICH)] = "forward"
+    direction: Annotated[str, Option(metavar="forward|backward|both", rich_help_panel=_WHICH)] = "forward"
     batch: Annotated[int | None, Option(min=0, rich_help_panel=_HOW_LONG)] = None
     q_heads: Annotated[int | None, Option(min=0, rich_help_panel=_HOW_LONG)] = None
     kv_heads: Annotated[
@@ -134,8 +134,15 @@ class Request:
             found = kernel.compiled.problem
             lengths = self.lengths().by_axis() | dict(found.sizes)
             problem = problem_of(found.graph, found.arch, found.family, found.inputs, lengths)
-            kernel = Kernel(compile_problem(problem), kernel.captured, Options(family=self.family))
+            problem = replace(problem, outputs=found.outputs)
+            option = Options(family=self.family)
+            kernel = Kernel(compile_problem(problem), kernel.captured, option, kernel.gradient)
         return kernel, scalars
+
+    def kernels(self, arch: str, specialised: bool) -> list[tuple[Kernel, dict[str, float]]]:
+        """`kernel` for each direction asked for."""
+        directions = ("forward", "backward") if self.direction == "both" else (self.direction,)
+        return [replace(self, direction=each).kernel(arch, specialised) for each in directions]
 
     def _program_or_parts(self) -> tuple[Program | None, dict[str, Any]]:
         """The program of ``--program``, or what `fagen.compile` is told of attention."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from fagen.derive.separate import Reduction, nearest, reductions
 from fagen.ir import graph as ir
-from fagen.ir.graph import ONE, Axis, Contract, Node
+from fagen.ir.graph import ONE, OPEN_AXES, Axis, Contract, Node
 
 
 def unfit(roots: list[Node], axis: Axis) -> tuple[list[Node], str] | None:
     """Values below ``roots`` that a walk along ``axis`` can't compute, and why; None if there are none."""
-    results = {a for root in roots for a in root.axes}
     tops, inners = nearest(roots), nearest(roots, through=axis)
+    results = {a for root in roots for a in root.axes} - _features(tops, axis)
     fits = [r for r in inners if r.over not in results and _is_product(r, axis)]
     pairs = {a for r in fits for a in r.axes}
     for product in fits:
@@ -38,6 +38,9 @@ def unfit(roots: list[Node], axis: Axis) -> tuple[list[Node], str] | None:
         rows = _computed_features(top, axis)
         if rows is not None:
             return [rows], f"the walk along {axis} weights its rows"
+    others: list[Node] = [top for top in tops if not _makes_pairs(top, axis)]
+    if len(others) < len(tops) and others:
+        return others, f"a row's value, beside products of pairs along {axis}"
     return None
 
 
@@ -60,6 +63,12 @@ def _has_pairs(product: Reduction, axis: Axis) -> bool:
     return found is not None and bool(set(found[0].axes) - set(found[1].axes))
 
 
+def _makes_pairs(x: Reduction, axis: Axis) -> bool:
+    """Whether ``x`` is a product that has a value for each pair of positions."""
+    found = weigh(x, axis) if isinstance(x, Contract) and x.over == axis else None
+    return found is not None and bool(OPEN_AXES.intersection(found.features))
+
+
 def _computed_features(node: Reduction, axis: Axis) -> Node | None:
     """An operand of a sum along the walk whose rows of features would have to be computed in it."""
     if not isinstance(node, Contract) or node.over != axis:
@@ -69,6 +78,12 @@ def _computed_features(node: Reduction, axis: Axis) -> Node | None:
         if apart and reductions(x) and reductions(y) and not any(r.over == axis for r in reductions(y)):
             return y
     return None
+
+
+def _features(tops: list[Reduction], axis: Axis) -> set[Axis]:
+    """Axes that a weighted sum along the walk has from its rows alone: no value of a pair has them."""
+    sums = [top for top in tops if isinstance(top, Contract) and top.over == axis]
+    return {a for top in sums for a in weigh(top, axis).features if a not in weigh(top, axis).weights.axes}
 
 
 @dataclass(frozen=True)
@@ -90,11 +105,19 @@ def weigh(node: Contract, axis: Axis) -> Weighed:
         return Weighed(y, None, (), x)
     if reductions(y) and reductions(x):
         return Weighed(ir.mul(x, y), None, (), ONE)
-    if reductions(y) or (not reductions(x) and _more_features(x, y)):
+    if reductions(y) or (not reductions(x) and _more_features(x, y, axis)):
         x, y = y, x
-    return Weighed(x, y, tuple(a for a in y.axes if a != axis and a not in x.axes)[-1:], ONE)
+    return Weighed(x, y, _beside(y, x, axis), ONE)
 
 
-def _more_features(x: Node, y: Node) -> bool:
+def _beside(x: Node, y: Node, axis: Axis) -> tuple[Axis, ...]:
+    """The last axis that ``x`` has and ``y`` has not, apart from that of the walk."""
+    return tuple(a for a in x.axes if a != axis and a not in y.axes)[-1:]
+
+
+def _more_features(x: Node, y: Node, axis: Axis) -> bool:
     """Whether ``x`` should be the rows that ``y`` weights: neither is computed."""
+    mine, other = (bool(OPEN_AXES.intersection(_beside(*pair, axis))) for pair in ((x, y), (y, x)))
+    if mine != other:
+        return other
     return len(set(y.axes) - set(x.axes)) > 1 or (len(x.axes), x.order) < (len(y.axes), y.order)

@@ -11,13 +11,14 @@ follows from those of its operands. An output must have (0, 0).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fagen.derive.notes import listed
+from fagen.derive.signs import nonnegative
 from fagen.derive.walk import Stage, State
 from fagen.ir import graph as ir
-from fagen.ir.graph import MINUS_INF, ZERO, Const, Map, Node, Symbol
+from fagen.ir.graph import MINUS_INF, ZERO, Const, Contract, Map, Node, Reduce, Symbol
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,14 @@ INVARIANT = Degree()
 
 @dataclass(frozen=True)
 class Reference:
-    """``maximum`` may be any number; ``proof`` says why in a sentence."""
+    """``maximum`` may be any number; ``proof`` says why in a sentence.
 
-    maximum: Symbol
+    It enters as ``point``, in whose place ``shifted`` stood in the proof.
+    """
+
+    maximum: Node
+    point: Node
+    shifted: Symbol
     proof: str
 
 
@@ -70,17 +76,71 @@ def _proved(stage: Stage, states: list[State], maximum: Symbol) -> Reference | N
     except _NotHomogeneous:
         return None
     powers = {state.symbol.name: (degrees.of(state.symbol) or INVARIANT).power for state in others}
-    return Reference(maximum, _sentence(maximum, point, powers))
+    return Reference(maximum, point, shifted, _sentence(maximum, point, powers))
 
 
-def _reference_point(roots: list[Node], maximum: Symbol) -> Node | None:
+def free_maxima(outputs: Iterable[Node]) -> tuple[Reference, ...]:
+    """The maxima of a whole program that no output depends on: constants to its gradient."""
+    roots = list(outputs)
+    found = []
+    for number, node in enumerate(ir.walk(roots)):
+        if not (isinstance(node, Reduce) and node.op == "max"):
+            continue
+        for point in _reference_points(roots, node):
+            shifted = Symbol(f"shifted{number}", point.axes, "float")
+            moved = [ir.substitute(root, {point: shifted, ir.finite(point): shifted}) for root in roots]
+            if not any(ir.depends(root, [node]) for root in moved) and unchanged_by(shifted, moved):
+                name = Symbol("m", node.axes, "float")
+                sentence = _sentence(name, ir.substitute(point, {node: name}), _powers(shifted, moved))
+                found.append(Reference(node, point, shifted, sentence))
+                break
+    return tuple(found)
+
+
+def unchanged_by(shifted: Symbol, values: Iterable[Node]) -> bool:
+    """Whether no value changes when ``shifted`` does."""
+    degrees = _Degrees({shifted: Degree(shift=1.0)})
+    try:
+        return all(degrees.of(value) in (INVARIANT, None) for value in values)
+    except _NotHomogeneous:
+        return False
+
+
+def shift_power(reference: Reference, total: Node) -> float | None:
+    """The p of a ``total`` that ``reference`` multiplies by ``exp(p * d)`` when it moves; None for others."""
+    moved = ir.substitute(
+        total, {reference.point: reference.shifted, ir.finite(reference.point): reference.shifted}
+    )
+    try:
+        degree = _Degrees({reference.shifted: Degree(shift=1.0)}).of(moved)
+    except _NotHomogeneous:
+        return None
+    return degree.power if degree is not None and degree.power and nonnegative(total) else None
+
+
+def _powers(shifted: Symbol, roots: Iterable[Node]) -> dict[str, float]:
+    """The sums below ``roots`` that ``shifted`` changes, each with its power."""
+    degrees, found = _Degrees({shifted: Degree(shift=1.0)}), dict[str, float]()
+    for node in ir.walk(roots):
+        if isinstance(node, Reduce) and node.op == "sum" and ir.depends(node, [shifted]):
+            found[f"l{len(found) or ''}"] = (degrees.of(node) or INVARIANT).power
+    return found
+
+
+def _reference_point(roots: list[Node], maximum: Node) -> Node | None:
     """The one expression through which ``maximum`` enters exponents: itself, or its larger with a sink."""
+    points = _reference_points(roots, maximum)
+    return points[0] if len(points) == 1 else None
+
+
+def _reference_points(roots: list[Node], maximum: Node) -> list[Node]:
+    """The expressions through which ``maximum`` enters exponents, smaller ones first."""
     points = {
         node.args[0]: None
         for node in ir.walk(roots)
         if isinstance(node, Map) and node.op == "finite" and ir.depends(node, [maximum])
     }
-    return next(iter(points)) if len(points) == 1 else None
+    return list(points)
 
 
 def _sentence(maximum: Symbol, point: Node, powers: Mapping[str, float]) -> str:
@@ -118,9 +178,13 @@ class _Degrees:
             return self._joined(x, parts)
         if all(part in (INVARIANT, None) for part in parts):
             return INVARIANT
+        first = parts[0] or INVARIANT
+        if isinstance(x, Reduce) and (x.op == "max" or not first.shift):
+            return first
+        if isinstance(x, Contract) and not first.shift and not (parts[1] or INVARIANT).shift:
+            return Degree(power=first.power + (parts[1] or INVARIANT).power)
         if not isinstance(x, Map):
             raise _NotHomogeneous
-        first = parts[0] or INVARIANT
         if x.op in ("mul", "div", "quotient"):
             return self._multiplied(x, first, parts[1] or INVARIANT)
         if x.op in ("neg", "finite"):

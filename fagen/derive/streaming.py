@@ -25,11 +25,15 @@ from typing import Literal, TypeAlias
 
 from fagen.derive.fit import unfit, weigh
 from fagen.derive.notes import summary
+from fagen.derive.outer import along, product_walk
 from fagen.derive.separate import Reduction, nearest, reductions
 from fagen.derive.stage import build_stage
 from fagen.derive.walk import Derivation, Note, Stage
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Contract, Graph, Input, Map, Node, Output, Reduce
+from fagen.ir.graph import OPEN_AXES, Axis, Contract, Graph, Input, Map, Node, Output, Reduce
+
+_Place: TypeAlias = tuple[Axis | None, tuple[Axis, ...], tuple[Axis, ...]]
+"""The axis a result's stage walks along, its own axes and its outer ones."""
 
 Fusion: TypeAlias = Literal["full", "products", "none"]
 
@@ -59,13 +63,7 @@ class _Deriver:
     def run(self) -> Derivation:
         if self.fusion != "full":
             self._cut()
-        pending = list(self.graph.outputs)
-        while pending:
-            places = [self._place_of(output) for output in pending]
-            agree = [place == places[0] for place in places]
-            group = [output for output, in_group in zip(pending, agree, strict=True) if in_group]
-            pending = [output for output, in_group in zip(pending, agree, strict=True) if not in_group]
-            self._stage(self.graph.name, group)
+        self._stages_of(list(self.graph.outputs), products=self.fusion == "full")
         return Derivation(tuple(self.stages), tuple(self.notes))
 
     def _note(self, *notes: Note) -> None:
@@ -74,11 +72,21 @@ class _Deriver:
     def _current(self, x: Node) -> Node:
         return ir.substitute(x, self.stored) if self.stored else x
 
-    def _place_of(self, output: Output) -> tuple[Axis | None, tuple[Axis, ...]]:
-        """The axis to walk along for ``output``, and its stage's own axes: outputs that agree share one."""
+    def _stages_of(self, pending: list[Output], products: bool) -> None:
+        """Stages for results of the program; with ``products``, walks along several axes where one can."""
+        while pending:
+            places = [self._place_of(output, products) for output in pending]
+            agree = [place == places[0] for place in places]
+            group = [output for output, in_group in zip(pending, agree, strict=True) if in_group]
+            pending = [output for output, in_group in zip(pending, agree, strict=True) if not in_group]
+            self._stage(self.graph.name, group, places[0][2])
+
+    def _place_of(self, output: Output, products: bool) -> _Place:
+        """Where ``output`` is computed: outputs that agree share a stage."""
         node = self._current(output.node)
-        axis = _axis_of(node)
-        return axis, _own_axes([node], axis)
+        inner, outer = (product_walk(node) if products else None) or (node, ())
+        axis = _axis_of(inner)
+        return axis, _own_axes([inner], axis), outer
 
     # ------------------------------------------------------------------------------ what goes through memory
 
@@ -120,31 +128,50 @@ class _Deriver:
 
     # --------------------------------------------------------------------------------------------- one stage
 
-    def _stage(self, name: str, outputs: list[Output]) -> None:
+    def _stage(self, name: str, outputs: list[Output], outer: tuple[Axis, ...] = ()) -> None:
         while True:
             outputs = [replace(output, node=self._current(output.node)) for output in outputs]
-            axis = _axis_of(outputs[0].node)
-            misfit = unfit([output.node for output in outputs], axis) if axis else None
+            parts = _inner(outputs) if outer else outputs
+            if parts is None:
+                return self._stages_of(outputs, products=False)
+            axis = _axis_of(parts[0].node)
+            misfit = unfit([part.node for part in parts], axis) if axis else None
             if misfit is None:
                 break
             self._store(*misfit)
         if axis is None:
             own = ir.sort_axes(a for output in outputs for a in output.node.axes)
             self.stages.append(Stage(name, own, None, (), tuple(outputs)))
-        else:
-            stage, notes = build_stage(name, axis, tuple(outputs))
-            self.stages.append(stage)
-            self._note(*notes)
+            return None
+        stage, notes = build_stage(name, axis, tuple(parts))
+        if outer:
+            whole = along(stage, outer)
+            if whole is None:
+                return self._stages_of(outputs, products=False)
+            stage = whole
+        self.stages.append(stage)
+        self._note(*notes)
+        return None
+
+
+def _inner(outputs: list[Output]) -> list[Output] | None:
+    """What ``outputs`` sum along a walk; None where one is no such sum."""
+    found = [(output, product_walk(output.node)) for output in outputs]
+    parts = [replace(output, node=part[0]) for output, part in found if part is not None]
+    return parts if len(parts) == len(outputs) else None
 
 
 def _axis_of(root: Node) -> Axis | None:
-    """The axis to walk along for ``root``: every nearest reduction is over it, or has it as an axis."""
+    """The axis to walk along for ``root``: every nearest reduction is over it, or has it as an axis.
+
+    A sum over features alone is a product of a tile, or a row's value, beside one over positions.
+    """
     tops = nearest([root])
-    axes = dict.fromkeys(top.over for top in tops)
-    for axis in axes:
+    long = [top for top in tops if top.over in OPEN_AXES] or tops
+    for axis in dict.fromkeys(top.over for top in long):
         if all(top.over == axis or axis in top.axes for top in tops):
             return axis
-    return max(tops, key=lambda top: top.size).over if tops else None
+    return max(long, key=lambda top: top.size).over if tops else None
 
 
 def _own_axes(roots: Iterable[Node], axis: Axis | None) -> tuple[Axis, ...]:

@@ -102,7 +102,8 @@ class Walk:
 class Stage:
     """One kernel's work. ``outputs`` are expressions over own axes and features, of states and inputs.
 
-    ``walk`` is None for a stage that only maps elements; it then has no walks.
+    ``walk`` is None for a stage that only maps elements; it then has no walks. The walk is made at each
+    position of the ``outer`` axes, one after another, and sums go on from one to the next.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Stage:
     walk: Axis | None
     walks: tuple[Walk, ...]
     outputs: tuple[Output, ...]
+    outer: tuple[Axis, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,26 @@ class ForwardLoop:
         return self.scope.kernel.grid_axes
 
     @property
+    def outer_axes(self) -> tuple[Axis, ...]:
+        """Axes at each position of which the walk is made again."""
+        return self.scope.kernel.stage.outer
+
+    @property
+    def outer_parameters(self) -> list[str]:
+        """Their positions as a function takes them."""
+        return [f"int {axis_name(axis)}" for axis in self.outer_axes]
+
+    @property
+    def this_block(self) -> str:
+        """Where a block works, at these positions of the outer axes."""
+        return f"this_block({', '.join(['p', *map(axis_name, self.outer_axes)])})"
+
+    @property
+    def first_block(self) -> str:
+        """Where a block works, at the first position of each outer axis."""
+        return f"this_block({', '.join(['p', *('0' for _ in self.outer_axes)])})"
+
+    @property
     def row_axis(self) -> Axis | None:
         """The axis of the block's rows."""
         return self.scope.kernel.tile_axis
@@ -462,7 +482,7 @@ class ForwardLoop:
 
     def block_members(self, text: str) -> list[Variable]:
         """Fields of a block that ``text`` says."""
-        own = [Variable("int32", axis_name(axis)) for axis in (*self.grid_axes, "h")]
+        own = [Variable("int32", axis_name(axis)) for axis in (*self.grid_axes, *self.outer_axes, "h")]
         if self.row_axis is not None:
             own += [Variable("int32", f"{self.row_axis}_{end}") for end in ("start", "last")]
         return said([*own, *self.scope.fields(BLOCK)], "block", text)

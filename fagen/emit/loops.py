@@ -107,7 +107,10 @@ class _Loop:
 
     def prepared(self, op: str, node: Node, axes: Sequence[Axis]) -> Code:
         """What an earlier kernel computed of a tile; of a single row it is the value itself."""
-        tensor = self.scope.parameters.prepared(op, node, axes)
+        kernel = self.scope.kernel
+        blocks = {kernel.stage.walk: kernel.block_walk, kernel.tile_axis: kernel.block_own}
+        tiles = tuple((axis, blocks[axis]) for axis in axes if axis in blocks)
+        tensor = self.scope.parameters.prepared(op, node, tiles)
         if tensor is None:
             return self.code(node)
         positions = [self.place(axis, axes) for axis in tensor.layout]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fagen.derive.equations import equations
 from fagen.derive.walk import State, Walk
 from fagen.emit.scope import Scope, block_name
 from fagen.ir.graph import TRUE, Axis, Input, Map, Output, Symbol
@@ -30,9 +31,11 @@ def head(plan: Plan, scopes: Iterable[Scope], version: str) -> list[str]:
     problem = plan.problem
     sizes = ", ".join(f"{LENGTHS.get(axis, axis)} {size}" for axis, size in problem.sizes)
     stored = " ".join(dict.fromkeys(problem.inputs))
-    made = f"forward, family {plan.family}, {', '.join(part for part in (sizes, stored) if part)}"
-    lines = [f"{problem.graph.name}: {made}", f"emitted by fagen {version}", ""]
+    made = ", ".join(part for part in (f"family {plan.family}", sizes, stored) if part)
+    lines = [f"{problem.graph.name}: {problem.graph.direction}, {made}", f"emitted by fagen {version}", ""]
     lines.append(", ".join(f"{axis} {_AXES[axis]}" for axis in _AXES if axis in _axes(plan)))
+    if problem.graph.direction == "backward":
+        lines += ["", *equations(problem.graph)]
     for scope in scopes:
         lines += ["", *pseudocode(scope)]
     return lines
@@ -51,8 +54,10 @@ def pseudocode(scope: Scope) -> list[str]:
     tile = [f"{block_name(kernel.tile_axis)} rows {kernel.tile_axis}"] if kernel.tile_axis is not None else []
     places = [*grid, *tile]
     lines = [f"for each {_listed(places)} (a block):" if places else "one block:"]
+    for axis in stage.outer:
+        lines.append(f"  for each {axis}:")
     for walk in stage.walks:
-        lines += _walk(scope, walk)
+        lines += [f"{'  ' * len(stage.outer)}{line}" for line in _walk(scope, walk)]
     lines += [f"  {_output(scope, output)}" for output in stage.outputs]
     return lines
 
@@ -89,7 +94,7 @@ def _output(scope: Scope, output: Output) -> str:
 
 def _shaped(scope: Scope, text: str, symbol: Symbol) -> str:
     """``text`` with the axes of ``symbol`` within a block behind it."""
-    axes = [axis for axis in symbol.axes if axis not in scope.kernel.grid_axes]
+    axes = [axis for axis in symbol.axes if axis not in (*scope.kernel.grid_axes, *scope.kernel.stage.outer)]
     shape = with_axes("", axes)
     return f"{text:{_COLUMN}}  {shape}" if len(text) <= _COLUMN else text
 

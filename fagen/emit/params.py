@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Contract, Graph, Input, Load, Node, Output, Reduce, Scalar
+from fagen.ir.graph import Axis, Input, Node, Output, Scalar
+from fagen.ir.names import names_of
 from fagen.ir.show import LENGTHS, join_heads, show
 from fagen.plan.plan import Plan, Storage
+from fagen.plan.prepare import Tiles
 
 TensorId: TypeAlias = tuple[Literal["argument", "output", "buffer", "counter"], int]
 """An argument of the program by its position, an output by its place, a buffer of the plan by its place; a
@@ -192,7 +194,7 @@ class Parameters:
         self._constants: dict[Node, Constant] = {}
         self.tensors: dict[TensorId, Tensor] = {}
         inputs = [a for a in graph.arguments if isinstance(a, Input)]
-        names = roles(graph)
+        names, output_names = names_of(graph)
         for argument, storage in zip(inputs, plan.problem.inputs, strict=True):
             at: TensorId = ("argument", argument.position)
             name = names[argument.position]
@@ -201,7 +203,7 @@ class Parameters:
             at = ("buffer", i)
             self.tensors[at] = Tensor(at, buffer.name, buffer.storage, buffer.axes, True, "")
         for i, (output, name, storage) in enumerate(
-            zip(graph.outputs, self._output_names(graph.outputs), plan.outputs, strict=True)
+            zip(graph.outputs, output_names, plan.outputs, strict=True)
         ):
             at = ("output", i)
             self.tensors[at] = Tensor(at, name, storage, output.layout, True, output.name)
@@ -211,24 +213,16 @@ class Parameters:
         self._maps: dict[str, Field] = {}
         self._section: Field | None = None
 
-    def _output_names(self, outputs: Sequence[Output]) -> list[str]:
-        walked = _walked(outputs)
-        kinds = []
-        for output in outputs:
-            axes = set(output.node.axes)
-            kinds.append("O" if axes & set(self._sizes) else "tile" if axes & walked else "stat")
-        return _numbered(kinds)
-
     def tensor(self, node: Input) -> Tensor:
         """The tensor an input node reads: an argument, or a buffer written by an earlier kernel."""
         if node.position < self._arguments:
             return self.tensors["argument", node.position]
         return self.tensors["buffer", node.position - self._arguments]
 
-    def prepared(self, op: str, node: Node, axes: Iterable[Axis]) -> Tensor | None:
-        """Where what is prepared of ``node`` over tiles of ``axes`` lies."""
+    def prepared(self, op: str, node: Node, tiles: Tiles) -> Tensor | None:
+        """Where what is prepared of ``node`` over such tiles lies."""
         for each in self._prepared:
-            if (each.op, each.node) == (op, node) and [axis for axis, _ in each.tiles] == list(axes):
+            if (each.op, each.node, each.tiles) == (op, node, tiles):
                 return self.tensors["buffer", self._buffers[each.name]]
         return None
 
@@ -354,74 +348,6 @@ class Parameters:
     def _axes(self) -> list[Axis]:
         axes = {axis for tensor in self.tensors.values() for axis in ir.split_heads(tensor.layout)}
         return [axis for axis in ir.sort_axes(axes) if axis not in self._sizes]
-
-
-def _walked(outputs: Iterable[Output]) -> set[Axis]:
-    """Axes that rows are summed over: by a `Reduce`, or by a `Contract` of another contraction's result."""
-    found = set()
-    for node in ir.walk(output.node for output in outputs):
-        if isinstance(node, Reduce) or (isinstance(node, Contract) and any(map(_contracts, node.args))):
-            found.add(node.over)
-    return found
-
-
-def _contracts(x: Node) -> bool:
-    return any(isinstance(node, Contract) for node in ir.walk([x]))
-
-
-def roles(graph: Graph) -> dict[int, str]:
-    """The name of each tensor argument by its position, from what the graph does with it.
-
-    ``Q`` and ``K`` are contracted along an inner axis to scores, K having the axis that is walked; ``V`` is
-    summed with weights along it; ``A`` and ``B`` are contracted alone; all else is ``table``. Numbered where
-    several have one role.
-    """
-    walked = _walked(graph.outputs)
-    found: dict[int, str] = {}
-    for node in reversed(ir.walk(output.node for output in graph.outputs)):
-        if not isinstance(node, Contract):
-            continue
-        for x, other in ((node.x, node.y), (node.y, node.x)):
-            if _contracts(x):
-                continue
-            if _contracts(other):
-                role = "V"
-            elif walked & (set(x.axes) ^ set(other.axes)):
-                role = "K" if walked & set(x.axes) else "Q"
-            else:
-                role = "AB"
-            for position in _operands(x):
-                found.setdefault(position, role)
-    flat = [position for position, role in sorted(found.items()) if role == "AB"]
-    for position in flat:
-        found[position] = "A" if position == flat[0] else "B"
-    inputs = [a.position for a in graph.arguments if isinstance(a, Input)]
-    names = _numbered([found.get(position, "table") for position in inputs], always=("table",))
-    return dict(zip(inputs, names, strict=True))
-
-
-def _operands(x: Node) -> list[int]:
-    """The floating-point tensors that ``x`` reads at their own position."""
-    found: list[int] = []
-    stack = [x]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Input) and node.kind == "float":
-            found.append(node.position)
-        if not isinstance(node, Load):
-            stack.extend(node.args)
-    return sorted(found)
-
-
-def _numbered(names: Sequence[str], always: Sequence[str] = ()) -> list[str]:
-    """``names`` with a number where one occurs twice."""
-    counts: dict[str, int] = {}
-    result = []
-    for name in names:
-        number = counts.get(name, 0)
-        counts[name] = number + 1
-        result.append(f"{name}{number}" if names.count(name) > 1 or name in always else name)
-    return result
 
 
 def axes_text(axes: Iterable[Axis]) -> str:

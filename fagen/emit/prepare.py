@@ -144,7 +144,7 @@ def _preparation(function: str, group: Sequence[Prepared], plan: Plan, parameter
     lower = around.lowering(leaves)
     values, targets = [], []
     for each in group:
-        tensor = parameters.prepared(each.op, each.node, tiled)
+        tensor = parameters.prepared(each.op, each.node, tiles)
         assert tensor is not None
         values.append(lower(each.node))
         numbers = {axis: around.codes.leaf(f"{axis}_tile", "int32", _ONCE) for axis in tiled}

@@ -9,7 +9,7 @@ from typing import Any
 
 from fagen.derive.extent import Extent
 from fagen.emit.cexpr import HEAD, Expressions, Lowering
-from fagen.emit.code import BLOCK, Code, Place, Split, Splitter, Statement, Variable
+from fagen.emit.code import BLOCK, UNARY, Code, Place, Split, Splitter, Statement, Variable
 from fagen.emit.params import Parameters, Tensor
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Input, Map, Node, Output, Symbol
@@ -103,6 +103,8 @@ class Surroundings:
 
     def store(self, lower: Lowering, tensor: Tensor) -> Code:
         """The element of ``tensor`` to be written at the current positions."""
+        if not tensor.layout:
+            return self.codes.leaf(f"*{tensor.pointer}", tensor.storage, binds=UNARY)
         return lower.element(tensor, [lower.position(axis) for axis in tensor.layout])
 
     def says_head(self, text: str) -> bool:
@@ -137,7 +139,7 @@ class Scope(Surroundings):
         limits: dict[Node, Extent] = {}
         for ranges in kernel.ranges:
             limits.update(ranges.limits if ranges is not None else {})
-        super().__init__(plan, parameters, kernel.grid_axes, limits, flat)
+        super().__init__(plan, parameters, (*kernel.grid_axes, *kernel.stage.outer), limits, flat)
         self.kernel = kernel
 
     def written(self, output: Output) -> Tensor:

@@ -27,6 +27,9 @@ Kind: TypeAlias = Literal["bool", "int", "float"]
 KEY_AXIS: Axis = "kv"
 """The axis of keys: a row without a key is one where every sum over this axis is empty."""
 
+OPEN_AXES: frozenset[Axis] = frozenset({"b", "hk", "g", "q", "kv"})
+"""Axes whose length each call gives; that of any other is fixed when a kernel is compiled."""
+
 _AXIS_ORDER = {axis: i for i, axis in enumerate(["b", "hk", "g", "", "q", "kv", "d", "dv"])}
 
 
@@ -294,6 +297,9 @@ class Graph:
     outputs: tuple[Output, ...]
     about: str = ""
     """What the user asked for, in their words, for comments alone."""
+    direction: Literal["forward", "backward"] = "forward"
+    labels: tuple[str, ...] = ()
+    """What emitted text calls the tensor arguments and the outputs; empty: see `names.names_of`."""
 
     @property
     def random(self) -> bool:

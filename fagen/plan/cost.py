@@ -141,6 +141,8 @@ def output_storages(problem: Problem) -> tuple[Storage, ...]:
 
     A row statistic has neither a feature axis nor one that the program sums over or takes a maximum over.
     """
+    if problem.outputs:
+        return problem.outputs
     stored, features = storages(problem), {axis for axis, _ in problem.sizes}
     floats = [a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float"]
     first = next((a for a in floats if features & set(a.axes)), floats[0] if floats else None)
@@ -227,6 +229,8 @@ class Profile:
     walk_axis: Axis | None
     feature_axis: Axis | None
     """Of a product that is a stage of its own."""
+    outer: tuple[Axis, ...]
+    """At each position of which the walk is made again."""
     passes: tuple[Pass, ...]
     reads: tuple[Access, ...]
     """Once a block, after the last walk."""
@@ -334,6 +338,7 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         tile_axis=tile_axis,
         walk_axis=stage.walk,
         feature_axis=features[0] if schedule == "product" else None,
+        outer=stage.outer,
         passes=tuple(passes),
         reads=tuple(_accesses(ends, stored)),
         writes=writes(stage.outputs),
@@ -609,7 +614,7 @@ class Model:
         self.profile, self.lengths, self.arch = profile, lengths, arch
         self.live = live or (1.0,) * max(len(profile.passes), 1)
         self.own = lengths[profile.tile_axis] if profile.tile_axis else 1
-        self.walked = lengths[profile.walk_axis] if profile.walk_axis else 1
+        self.walked = prod(lengths[axis] for axis in (profile.walk_axis, *profile.outer) if axis)
         self.features = lengths[profile.feature_axis] if profile.feature_axis else 1
         self.groups = prod(lengths[axis] for axis in profile.grid_axes)
         self._needs: dict[Tiles, tuple[int, int]] = {}
@@ -625,8 +630,8 @@ class Model:
         axes, profile = set(slots.axes), self.profile
         if profile.walk_axis not in axes:
             return None
-        outer = {*profile.grid_axes, profile.tile_axis, profile.walk_axis, profile.feature_axis}
-        inner = axes - outer
+        loops = {*profile.grid_axes, profile.tile_axis, profile.walk_axis, profile.feature_axis}
+        inner = axes - loops - {*profile.outer}
         length = prod(self.lengths[axis] for axis in inner)
         flags = profile.tile_axis in axes, profile.feature_axis in axes, bool(inner)
         return slots.issue, slots.special, *flags, length
@@ -961,7 +966,7 @@ def _live_part(bounds: RangePlan | None, kernel: KernelPlan, lengths: Lengths) -
         round_up(max(block, ceil_div(sizes[axis], MOST_TILES)), block)
         for axis, block in ((bounds.own_axis, kernel.block_own), (bounds.walk_axis, kernel.block_walk))
     )
-    fixed = dict.fromkeys(kernel.grid_axes, 0)
+    fixed = dict.fromkeys((*kernel.grid_axes, *kernel.stage.outer), 0)
     rows = live_tiles(bounds.guard, bounds.own_axis, bounds.walk_axis, sizes, own, walked, fixed=fixed)
     every = len(rows) * ceil_div(sizes[bounds.walk_axis], walked)
     return sum(map(len, rows)) / every if every else 1.0

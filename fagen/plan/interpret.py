@@ -113,8 +113,9 @@ def _joined(memory: Tensor, layout: tuple[Axis, ...]) -> Tensor:
 class _Updates:
     """What a step of ``walk`` computes, as nodes: products, and for each state the change a tile makes."""
 
-    def __init__(self, walk: Walk, axis: Axis) -> None:
+    def __init__(self, walk: Walk, axis: Axis, outer: tuple[Axis, ...]) -> None:
         self.axis = axis
+        self.outer = outer
         self.live = Symbol("live", ir.sort_axes((*walk.guard.axes, axis)), "bool")
         self.products = [(_sum(computed),) for computed in walk.products]
         self.states = [self._changes(state) for state in walk.states]
@@ -128,6 +129,8 @@ class _Updates:
             if state.operand is None
             else ir.contract(value, state.operand, self.axis)
         )
+        for axis in self.outer:
+            tile = ir.total(tile, axis)
         return (tile,) if state.rescale is None else (tile, state.rescale)
 
 
@@ -157,7 +160,8 @@ class _StageRun:
         self.given = given
         self.seed = seed
         self.watch = watch
-        self.updates = [_Updates(walk, self.stage.walk or "") for walk in self.stage.walks]
+        stage = self.stage
+        self.updates = [_Updates(walk, stage.walk or "", stage.outer) for walk in stage.walks]
         self.memory = {
             output.name: torch.full(
                 [sizes[axis] for axis in _split(output.layout)], math.nan, dtype=torch.float64
@@ -168,7 +172,7 @@ class _StageRun:
     def run(self) -> dict[str, Tensor]:
         """Every block, one after the other."""
         guards = {axis for walk in self.stage.walks for axis in walk.guard.axes}
-        fixed_axes = ir.sort_axes(guards - {self.tile_axis, self.stage.walk})
+        fixed_axes = ir.sort_axes(guards - {self.tile_axis, self.stage.walk, *self.stage.outer})
         for place in product(*(range(self.sizes[axis]) for axis in fixed_axes)):
             fixed = dict(zip(fixed_axes, place, strict=True))
             visits = [self._visits(walk, fixed) for walk in self.stage.walks]
@@ -183,10 +187,11 @@ class _StageRun:
         axis, block = self.stage.walk, self.cut.block_walk
         assert axis is not None
         own_tiles = -(-self.sizes[self.tile_axis] // self.block_own)
-        if walk.guard is TRUE:
-            length = self.sizes[axis]
+        if walk.guard is TRUE or set(walk.guard.axes) & set(self.stage.outer):
+            length = self.sizes[axis] if walk.guard is TRUE else 0
             every: list[tuple[int, TileClass]] = [
-                (i, "full" if (i + 1) * block <= length else "partial") for i in range(-(-length // block))
+                (i, "full" if (i + 1) * block <= length else "partial")
+                for i in range(-(-self.sizes[axis] // block))
             ]
             return [every] * own_tiles
         return live_tiles(

@@ -54,6 +54,8 @@ class Problem:
     aligned: tuple[bool, ...] = ()
     """For each tensor argument, whether its address and all its strides but the last, which is 1, are
     multiples of 16 bytes; empty: all are."""
+    outputs: tuple[Storage, ...] = ()
+    """How each output is stored; empty: fp32 for row statistics, else as the first tensor with features."""
 
     def read_as(self, aligned: tuple[bool, ...]) -> Problem:
         """The problem for tensors of which at most these are ``aligned``; simt looks for itself."""

@@ -37,6 +37,8 @@ from fagen.plan.tiling import (
 
 WITH_ROLES = ("sm90",)
 """Families whose warps have roles: some copy, others multiply."""
+WITHOUT_ROLES = "sm80"
+"""The family that runs what of a backward direction those can't."""
 RUNNERS_UP = 8
 """Candidates that fit, were slower by the model, and are kept with the plan."""
 
@@ -68,10 +70,12 @@ def plans(
     families = [family for family in _families(problem, arch) if family not in without]
     if not families:
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
+    _require_no_scatter(problem.graph)
     derivation = derive(problem.graph, problem.fusion)
-    stages = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
-    known = representative_lengths(problem, _axes(stages)) | dict(lengths or {})
-    chosen = [_choose(stage, problem, arch, known, families) for stage in stages]
+    whole = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
+    known = representative_lengths(problem, _axes(whole)) | dict(lengths or {})
+    parts = [part for stage in whole for part in _choose_parts(stage, problem, arch, known, families)]
+    stages, chosen = [stage for stage, _ in parts], [choice for _, choice in parts]
     buffers = _buffers(stages, problem)
     tries = [choice.ranked if ranked else fallbacks(choice.ranked, choice.model, most) for choice in chosen]
     found = []
@@ -79,7 +83,9 @@ def plans(
         kernels, rejected = [], list[Rejected]()
         for index, (stage, choice) in enumerate(zip(stages, chosen, strict=True)):
             own = tries[index][min(number, len(tries[index]) - 1)]
-            function = "forward" if len(stages) == 1 else f"forward_{index}_{choice.schedule}"
+            function: str = problem.graph.direction
+            if len(stages) > 1:
+                function += f"_{index}_{choice.schedule.removeprefix('forward_')}"
             kernels.append(_kernel(function, stage, choice, own, problem))
             prefix = "" if len(stages) == 1 else f"{function}: "
             rejected += [
@@ -104,6 +110,16 @@ def plans(
     return tuple(found)
 
 
+def _require_no_scatter(graph: ir.Graph) -> None:
+    for node in ir.walk(output.node for output in graph.outputs):
+        if isinstance(node, ir.Scatter):
+            raise PlanError(
+                f"the gradient of {node.table.name} has no kernel: it is read at computed positions",
+                call=graph.name,
+                works='family="reference" computes it; so does detaching the tensor from autograd',
+            )
+
+
 def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     """The families that may run a stage of the problem, in the order in which they are tried."""
     if problem.family is None:
@@ -113,6 +129,10 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
         raise PlanError(
             f"family {problem.family!r} does not run on {where}",
             works=f"family= takes {', '.join(sorted(arch.families))} there",
+        )
+    if problem.graph.direction == "backward" and problem.family in WITH_ROLES:
+        return tuple(
+            family for family in arch.families if family == problem.family or family == WITHOUT_ROLES
         )
     return (problem.family,)
 
@@ -132,6 +152,41 @@ class _Choice:
     model: Model
     ranked: tuple[Ranked, ...]
     misfits: tuple[Rejected, ...]
+
+
+def _choose_parts(
+    stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
+) -> list[tuple[Stage, _Choice]]:
+    """How a stage runs, in the first of ``families`` where it fits: as a whole, else each result alone."""
+    parts = _by_result(stage)
+    if len(parts) > 1:
+        for family in families:
+            for tried in ([stage], parts):
+                try:
+                    return [(part, _choose(part, problem, arch, lengths, (family,))) for part in tried]
+                except PlanError:
+                    continue
+    return [(stage, _choose(stage, problem, arch, lengths, families))]
+
+
+def _by_result(stage: Stage) -> list[Stage]:
+    """``stage`` as one for each of its results, which compute the same products again; itself where results
+    share a sum."""
+    if len(stage.walks) != 1 or stage.walks[0].stores or not stage.walks[0].products:
+        return [stage]
+    (walk,) = stage.walks
+    parts = []
+    for output in stage.outputs:
+        states = tuple(s for s in walk.states if ir.depends(output.node, [s.symbol]))
+        used = set(ir.walk([state.value for state in states]))
+        if not states or used & {state.symbol for state in walk.states}:
+            return [stage]
+        products = tuple(product for product in walk.products if product.symbol in used)
+        parts.append(
+            replace(stage, walks=(replace(walk, products=products, states=states),), outputs=(output,))
+        )
+    shared = sum(len(part.walks[0].states) for part in parts) > len(walk.states)
+    return [stage] if shared else parts
 
 
 def _choose(

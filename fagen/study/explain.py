@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
+from fagen.derive.equations import equations
 from fagen.derive.intervals import RangePlan
+from fagen.derive.walk import Note
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, Axis, Input
 from fagen.ir.show import join_heads, length_name, show
@@ -25,17 +27,25 @@ def explain(
     lengths: Mapping[Axis, int] | None = None,
     measured: float | None = None,
     tuned: Iterable[Tuned] = (),
+    notes: Sequence[Note] = (),
 ) -> str:
     """What ``plan`` does and why, as text.
 
     ``lengths`` are those of axes (others as they stand for the plan's class), ``measured`` seconds of a run,
-    ``tuned`` what measurements on GPUs say of the plan's problem.
+    ``tuned`` what measurements on GPUs say of the plan's problem, ``notes`` how the program was
+    differentiated.
     """
     arch = arch_for(plan.problem.arch)
     sizes = plan_lengths(plan, lengths or {})
     costs = [cost_of(kernel, plan.problem, sizes, arch, live_parts(kernel, sizes)) for kernel in plan.kernels]
     lines = [_headline(plan, arch), _lengths_line(sizes), ""]
-    lines += _derivation(plan)
+    if plan.problem.graph.direction == "backward":
+        lines += [
+            "Equations",
+            *(part for line in equations(plan.problem.graph) for part in _wrapped(line, "  ")),
+            "",
+        ]
+    lines += _derivation((*notes, *plan.notes))
     for kernel, cost in zip(plan.kernels, costs, strict=True):
         lines += ["", *_kernel(kernel, cost, sizes, arch)]
     if len(plan.kernels) > 1:
@@ -79,19 +89,19 @@ def _headline(plan: Plan, arch: Arch) -> str:
     count = len(plan.kernels)
     kernels = "one kernel" if count == 1 else f"{count} kernels"
     target = f" ({arch.target})" if arch.target != arch.name and not arch.emulated else ""
-    name, family = plan.problem.graph.name, plan.family
-    return f"{name}, forward, {storage}: {kernels} of family {family} for {arch.name}{target}"
+    graph, family = plan.problem.graph, plan.family
+    return f"{graph.name}, {graph.direction}, {storage}: {kernels} of family {family} for {arch.name}{target}"
 
 
 def _lengths_line(sizes: Mapping[Axis, int]) -> str:
     return "at " + ", ".join(f"{length_name(axis)} {size:,}" for axis, size in sizes.items())
 
 
-def _derivation(plan: Plan) -> list[str]:
-    if not plan.notes:
+def _derivation(notes: Sequence[Note]) -> list[str]:
+    if not notes:
         return ["Derived: nothing to decide."]
     lines = ["Derived"]
-    for note in plan.notes:
+    for note in notes:
         lines += _wrapped(f"{note.rule}: {note.text}", "  ")
     return lines
 

@@ -17,12 +17,14 @@ from fagen.calls.dispatch import compute
 from fagen.calls.prepared import draw_seed, emulation
 from fagen.calls.values import DTYPE_OF
 from fagen.compile import Compiled
+from fagen.derive.gradient import Gradient
 from fagen.errors import FagenError, LaunchError, ToolchainError, UsageError
 from fagen.ir.check import bind_sizes
 from fagen.ir.graph import Axis, Contract, Graph, Input, Reduce, Scalar, walk
 from fagen.ir.reference import Comparison, compare, eager, evaluate
 from fagen.lang.program import Options
 from fagen.plan.cost import peak_buffer_bytes
+from fagen.plan.plan import Storage
 from fagen.run.cache import load_key
 from fagen.run.emulate import Checker, Schedule
 from fagen.study.tables import Table
@@ -188,6 +190,8 @@ def try_kernel(
     kernel: Compiled,
     values: Sequence[Any],
     *,
+    both: Gradient | None = None,
+    program: Graph | None = None,
     seed: int = 0,
     watch: Watch | None = None,
     progress: Progress = lambda what, done, parts: None,
@@ -195,11 +199,18 @@ def try_kernel(
     """Compile a kernel for the device of ``values``, run it on them, time it and compare every output.
 
     ``seed`` is what torch's generators start from: it decides what dropout drops. Beyond `MOST_ROWS` queries
-    a sample of them is compared. Raises what compiling and launching raise.
+    a sample of them is compared. A backward kernel has ``both``, and ``values`` are of its ``program``: what
+    the forward direction keeps comes from the reference, gradients of the outputs are made up. Raises what
+    compiling and launching raise.
     """
     graph, watch = kernel.problem.graph, watch or Watch()
     device = next(value.device for value in values if isinstance(value, Tensor))
     on_gpu = device.type == "cuda"
+    task: _Forward | _Backward = _Forward(graph, values)
+    if both is not None and program is not None:
+        _require_few_rows(program, values)
+        task = _Backward(program, both, values, kernel.problem.inputs, _seed_of(program, device, seed))
+        values = task.values
     sizes = bind_sizes(graph, [tuple(v.shape) if isinstance(v, Tensor) else None for v in values])
     progress("compile", 0, 0)
     source, launches = _compiled(kernel, device, watch)
@@ -218,9 +229,7 @@ def try_kernel(
         outputs = call()
         seconds = time.perf_counter() - start
         added_bytes = _bytes(outputs) + peak_buffer_bytes(kernel.plan, sizes)
-    torch.manual_seed(seed)
-    dropped_by = int(draw_seed(device)) if graph.random else 0
-    worst, rows = _compared(graph, values, outputs, sizes, dropped_by, progress)
+    worst, rows = _compared(task, graph, outputs, sizes, _seed_of(graph, device, seed), progress)
     return Trial(
         device=torch.cuda.get_device_name(device) if on_gpu else "emulator",
         family=kernel.plan.family,
@@ -278,16 +287,95 @@ def _timed_on_gpu(
 # -------------------------------------------------------------------------------------------------- compare
 
 
+def _seed_of(graph: Graph, device: torch.device, seed: int) -> int:
+    """What dropout is seeded with by a call after ``torch.manual_seed(seed)``."""
+    torch.manual_seed(seed)
+    return int(draw_seed(device)) if graph.random else 0
+
+
+def _require_few_rows(program: Graph, values: Sequence[Any]) -> None:
+    """Gradients are compared as a whole: refuse lengths for which the reference would not fit memory."""
+    sizes = bind_sizes(program, [tuple(v.shape) if isinstance(v, Tensor) else None for v in values])
+    longest = max(sizes.get("q", 1), sizes.get("kv", 1))
+    if longest > MOST_ROWS:
+        raise UsageError(
+            f"gradients of {longest:,} rows are too many to compare",
+            call=program.name,
+            works=f"up to {MOST_ROWS:,} are; fagen emit and explain take any length",
+        )
+
+
+class _Forward:
+    """What a program's own kernel is to give."""
+
+    def __init__(self, graph: Graph, values: Sequence[Any]) -> None:
+        self.graph, self.values = graph, values
+
+    def expected(
+        self, dtype: torch.dtype, seed: int, rows: Mapping[Axis, Tensor] | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Each output as it should be, and as torch's own operations give it."""
+        with torch.no_grad():
+            exact = evaluate(self.graph, self.values, seed=seed, rows=rows)
+            return exact, eager(self.graph, self.values, dtype, seed=seed, rows=rows)
+
+
+class _Backward:
+    """What a backward kernel is given, and what it is to give: by autograd, through the program itself."""
+
+    def __init__(
+        self, program: Graph, both: Gradient, values: Sequence[Any], stored: Sequence[Storage], seed: int
+    ) -> None:
+        self.program, self.both, self.given = program, both, values
+        with torch.no_grad():
+            outputs = evaluate(both.forward, values, seed=seed)
+        draw = torch.Generator().manual_seed(seed & 0xFFFF)
+        storages = iter(stored)
+        self.values: list[Any] = []
+        self.incoming: list[Tensor] = [torch.zeros_like(o) for o in outputs[: len(program.outputs)]]
+        for argument, (kind, place) in zip(both.backward.arguments, both.sources, strict=True):
+            dtype = DTYPE_OF[next(storages)] if isinstance(argument, Input) else None
+            if kind == "argument":
+                self.values.append(values[place])
+            elif kind == "output":
+                self.values.append(outputs[place].to(dtype))
+            else:
+                gradient = torch.randn(outputs[place].shape, generator=draw).to(dtype)
+                self.values.append(gradient.to(outputs[place].device))
+                self.incoming[place] = self.values[-1]
+
+    def expected(
+        self, dtype: torch.dtype, seed: int, rows: Mapping[Axis, Tensor] | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Each gradient as it should be, and as torch's own operations give it."""
+        exact = self._gradients(torch.float64, lambda leaves: evaluate(self.program, leaves, seed=seed))
+        return exact, self._gradients(None, lambda leaves: eager(self.program, leaves, dtype, seed=seed))
+
+    def _gradients(
+        self, dtype: torch.dtype | None, run: Callable[[Sequence[Any]], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """By autograd, from copies of the arguments in ``dtype``, by default their own."""
+        leaves = list(self.given)
+        for position in self.both.wanted:
+            value = self.given[position].detach()
+            leaves[position] = value.to(dtype or value.dtype, copy=True).requires_grad_()
+        outputs = run(leaves)
+        pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, self.incoming, strict=True) if o.requires_grad]
+        asked = [leaves[position] for position in self.both.wanted]
+        found = torch.autograd.grad([o for o, _ in pairs], asked, [g for _, g in pairs], allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(asked, found, strict=True)]
+
+
 def _compared(
+    task: _Forward | _Backward,
     graph: Graph,
-    values: Sequence[Any],
     outputs: Sequence[Tensor],
     sizes: Mapping[Axis, int],
     dropped_by: int,
     progress: Progress,
 ) -> tuple[Comparison, int]:
     """The comparison of the output that is nearest to its tolerance or furthest beyond; rows compared."""
-    floating = [v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    floating = [v.dtype for v in task.values if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = min(floating, key=lambda each: torch.finfo(each).bits)
     blocks = list(_blocks(graph, sizes))
     refs: list[list[Tensor]] = [[] for _ in outputs]
@@ -297,9 +385,7 @@ def _compared(
     for done, rows in enumerate(blocks):
         progress("compare", done, len(blocks))
         chosen = None if rows is None else {"q": rows.to(device)}
-        with torch.no_grad():
-            exact = evaluate(graph, values, seed=dropped_by, rows=chosen)
-            plain = eager(graph, values, dtype, seed=dropped_by, rows=chosen)
+        exact, plain = task.expected(dtype, dropped_by, chosen)
         for i, output in enumerate(graph.outputs):
             if "q" in output.layout or not refs[i]:
                 refs[i].append(exact[i])
@@ -309,7 +395,11 @@ def _compared(
     found = []
     for i, output in enumerate(graph.outputs):
         at = output.layout.index("q") if "q" in output.layout else 0
-        found.append(compare(*(torch.cat(parts[i], at) for parts in (taken, refs, eagers))))
+        gradient = graph.direction == "backward"
+        parts = (
+            torch.cat(parts[i], at) if parts[i][0].dim() else parts[i][0] for parts in (taken, refs, eagers)
+        )
+        found.append(compare(*parts, gradient=gradient))
     worst = max(found, key=lambda each: (not each.ok, each.max_error / each.tolerance))
     compared = sum(sizes.get("q", 1) if rows is None else len(rows) for rows in blocks)
     return worst, compared

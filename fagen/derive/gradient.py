@@ -1,0 +1,311 @@
+"""From a program to its gradient: another program, which the same planner fuses.
+
+Its inputs are the program's own, the gradients of its outputs, and what of each row the forward direction
+keeps: results it has anyway, or one number a row more. Three rules make it the backward of FlashAttention
+where the program is softmax's (Dao et al., 2022, algorithm 4), and leave it right where it is not:
+
+1. *free reference*: a maximum that no output depends on is a constant to the gradient;
+2. *exchange*: a row's sum over keys is a product with a result that is known;
+3. *saved*: where nothing changes when such a maximum moves, it may be moved to where its sum is 1: then one
+   number a row stands for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from fagen.derive.adjoint import adjoints, spread
+from fagen.derive.exchange import exchanges
+from fagen.derive.invariance import Reference, free_maxima, shift_power, unchanged_by
+from fagen.derive.notes import plainly, summary
+from fagen.derive.separate import reductions
+from fagen.derive.walk import Note
+from fagen.ir import graph as ir
+from fagen.ir.graph import (
+    KEY_AXIS,
+    ONE,
+    Axis,
+    Const,
+    Contract,
+    Graph,
+    Input,
+    Map,
+    Node,
+    Output,
+    Scalar,
+    split_heads,
+)
+from fagen.ir.names import names_of
+
+Source: TypeAlias = tuple[Literal["argument", "output", "gradient"], int]
+"""Where a value of the backward direction comes from: an argument of the program by its position, an output
+of the forward direction or the gradient of one by its place."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Both directions of a program.
+
+    ``forward`` has the program's outputs, then those kept for ``backward``, whose arguments come from
+    ``sources``; its outputs are the gradients of the arguments at the positions ``wanted``. An argument that
+    has none depends on nothing: its gradient is 0.
+    """
+
+    forward: Graph
+    backward: Graph
+    sources: tuple[Source, ...]
+    wanted: tuple[int, ...]
+    notes: tuple[Note, ...]
+
+
+Broadcast: TypeAlias = tuple[tuple[int, Axis], ...]
+"""(argument's position, axis of its layout): it has length 1 there and the axis has more."""
+
+
+@lru_cache(maxsize=1024)
+def gradient(
+    graph: Graph,
+    wanted: frozenset[int],
+    given: frozenset[int] | None = None,
+    broadcast: Broadcast = (),
+) -> Gradient:
+    """The gradients of the arguments at the positions ``wanted``, for gradients of the outputs ``given``.
+
+    ``given`` is None for all outputs. Gradients are laid out as their argument is, without the axes along
+    which it was broadcast.
+    """
+    return _Differentiator(graph, wanted, given, broadcast).run()
+
+
+class _Differentiator:
+    """A program on its way to its gradient."""
+
+    def __init__(
+        self, graph: Graph, wanted: frozenset[int], given: frozenset[int] | None, broadcast: Broadcast
+    ) -> None:
+        self.graph = graph
+        self.notes: list[Note] = []
+        self.sources: dict[Input | Scalar, Source] = {
+            argument: ("argument", place) for place, argument in enumerate(graph.arguments)
+        }
+        self.outputs = list(graph.outputs)
+        self.wanted = [a for i, a in enumerate(graph.arguments) if i in wanted and isinstance(a, Input)]
+        self.broadcast = broadcast
+        self.given = range(len(graph.outputs)) if given is None else sorted(given)
+        self.read: dict[int, Input] = {}
+        self.nodes = ir.walk(output.node for output in graph.outputs)
+
+    def run(self) -> Gradient:
+        """Both directions."""
+        seeds: dict[Node, Node] = {}
+        for place in self.given:
+            output = self.graph.outputs[place]
+            seed = self._input(f"d{output.name}", output.layout, ("gradient", place))
+            seeds[output.node] = ir.add(seeds[output.node], seed) if output.node in seeds else seed
+        references = free_maxima(output.node for output in self.graph.outputs)
+        constants = [node for each in references for node in (each.point, ir.finite(each.point))]
+        found = adjoints(seeds, self.wanted, constants)
+        kept = [argument for argument in self.wanted if argument in found]
+        roots = [self._shaped(argument, found[argument]) for argument in kept]
+        roots = self._reading(self._exchanged(roots))
+        for reference in references:
+            self.notes.append(Note("free reference", reference.proof))
+            roots = self._saved(roots, reference)
+        roots = [_tidied(root, self.sources) for root in roots]
+        return self._finished(kept, roots)
+
+    def _input(self, name: str, layout: tuple[Axis, ...], source: Source) -> Input:
+        """A new argument of the backward direction, for now at a position of its own."""
+        new = Input(name, len(self.sources), layout, "float")
+        self.sources[new] = source
+        return new
+
+    def _shaped(self, argument: Input, x: Node) -> Node:
+        """The gradient with the axes of its argument, summed over those it was broadcast along."""
+        once = {axis for position, axis in self.broadcast if position == argument.position}
+        for axis in ir.sort_axes(split_heads(tuple(a for a in argument.layout if a in once)))[::-1]:
+            x = ir.total(spread(x, (axis,)), axis)
+        return spread(x, split_heads(tuple(a for a in argument.layout if a not in once)))
+
+    # ------------------------------------------------------------------------------------------------- rules
+
+    def _exchanged(self, roots: list[Node]) -> list[Node]:
+        """Rule *exchange*, with every weighted sum of the forward direction along keys."""
+        sums = [x for x in self.nodes if isinstance(x, Contract) and x.over == KEY_AXIS]
+        for found in exchanges(roots, sums):
+            if not any(ir.depends(root, [found.total]) for root in roots):
+                continue
+            read = ir.substitute(found.value, {found.known: self._kept(found.known)})
+            roots = [ir.substitute(root, {found.total: read}) for root in roots]
+            self.notes.append(Note("exchange", f"{summary(found.total)} = {plainly(read)}"))
+        return roots
+
+    def _saved(self, roots: list[Node], reference: Reference) -> list[Node]:
+        """Rule *saved*: the reference moved to where the sum that grows with it is 1."""
+        shift = {reference.point: reference.shifted, ir.finite(reference.point): reference.shifted}
+        moved = [ir.substitute(root, shift) for root in roots]
+        if not unchanged_by(reference.shifted, moved):
+            return roots
+        best: tuple[int, list[Node], Node] | None = None
+        for total in _divisors(self.nodes):
+            power = shift_power(reference, total)
+            if power is None or KEY_AXIS in total.axes:
+                continue
+            level = ir.add(reference.point, _logarithm(total, power))
+            stand_in = ir.Symbol("kept", level.axes, "float")
+            there = {total: ONE, ir.finite(reference.point): ir.finite(stand_in), reference.point: stand_in}
+            tried = [ir.substitute(root, there) for root in roots]
+            count = _statistics(tried)
+            if best is None or count < best[0]:
+                best = count, tried, level
+        if best is None or best[0] >= _statistics(roots):
+            return roots
+        _, tried, level = best
+        kept = self._kept(level)
+        self.notes.append(Note("saved", f"{plainly(kept)} = {summary(level)} stands for all sums of a row"))
+        return [ir.substitute(root, {ir.Symbol("kept", level.axes, "float"): kept}) for root in tried]
+
+    def _kept(self, x: Node) -> Input:
+        """``x`` as the backward direction reads it: an output of the forward one, a new one if it is none."""
+        place = next((i for i, output in enumerate(self.outputs) if output.node is x), len(self.outputs))
+        if place == len(self.outputs):
+            taken = {argument.name for argument in self.sources} | {output.name for output in self.outputs}
+            name = next(n for i in range(len(taken) + 1) if (n := f"kept{i}") not in taken)
+            self.outputs.append(Output(x, name, _layout(x.axes)))
+        if place not in self.read:
+            output = self.outputs[place]
+            self.read[place] = self._input(output.name, output.layout, ("output", place))
+        return self.read[place]
+
+    def _reading(self, roots: list[Node]) -> list[Node]:
+        """``roots`` with the program's own results read instead of computed again."""
+        found: dict[Node, Node] = {}
+        for output in self.graph.outputs:
+            known = reductions(output.node) and KEY_AXIS not in output.node.axes
+            if known and any(ir.depends(root, [output.node]) for root in roots):
+                found[output.node] = self._kept(output.node)
+        return [ir.substitute(root, found) for root in roots]
+
+    # ---------------------------------------------------------------------------------------------- finished
+
+    def _finished(self, kept: list[Input], roots: list[Node]) -> Gradient:
+        """The two graphs, the arguments of the second numbered as they stand."""
+        used = {node for node in ir.walk(roots) if isinstance(node, Input | Scalar)}
+        arguments = [a for a in self.sources if a in used or a in kept]
+        numbered: dict[Node, Node] = {}
+        taken: set[str] = set()
+        for place, argument in enumerate(arguments):
+            name = argument.name
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            numbered[argument] = _placed(argument, name, place)
+        read_outputs = {place for a in arguments for kind, place in [self.sources[a]] if kind == "output"}
+        own = len(self.graph.outputs)
+        outputs = [o for i, o in enumerate(self.outputs) if i < own or i in read_outputs]
+        places = {i: outputs.index(o) for i, o in enumerate(self.outputs) if o in outputs}
+        sources: list[Source] = []
+        for argument in arguments:
+            kind, place = self.sources[argument]
+            sources.append((kind, places[place] if kind == "output" else place))
+        once = set(self.broadcast)
+        results = tuple(
+            Output(
+                ir.substitute(root, numbered),
+                f"d{argument.name}",
+                tuple(axis for axis in argument.layout if (argument.position, axis) not in once),
+            )
+            for argument, root in zip(kept, roots, strict=True)
+        )
+        forward = Graph(self.graph.name, self.graph.arguments, tuple(outputs), self.graph.about)
+        if len(outputs) == own:
+            forward = self.graph
+        backward = Graph(
+            self.graph.name,
+            tuple(numbered[a] for a in arguments),  # type: ignore[misc]
+            results,
+            self.graph.about,
+            "backward",
+            _labels(
+                forward, [s for s, a in zip(sources, arguments, strict=True) if isinstance(a, Input)], kept
+            ),
+        )
+        return Gradient(
+            forward,
+            backward,
+            tuple(sources),
+            tuple(argument.position for argument in kept),
+            tuple(dict.fromkeys(self.notes)),
+        )
+
+
+def _labels(forward: Graph, sources: Iterable[Source], kept: Iterable[Input]) -> tuple[str, ...]:
+    """What text calls the tensors: as that of the forward direction, ``dX`` for the gradient of X."""
+    arguments, outputs = names_of(forward)
+    found = []
+    for kind, place in sources:
+        name = arguments[place] if kind == "argument" else outputs[place]
+        found.append(f"d{name}" if kind == "gradient" else name)
+    return (*found, *(f"d{arguments[argument.position]}" for argument in kept))
+
+
+def _placed(argument: Input | Scalar, name: str, place: int) -> Input | Scalar:
+    if isinstance(argument, Scalar):
+        return Scalar(name, place, argument.stored)
+    return Input(name, place, argument.layout, argument.stored, argument.sorted)
+
+
+def _layout(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Axes as a tensor has them: the pair of heads as one."""
+    axes = tuple(axes)
+    pair = "hk" in axes and "g" in axes
+    return tuple("h" if axis == "hk" and pair else axis for axis in axes if not (axis == "g" and pair))
+
+
+def _divisors(nodes: Iterable[Node]) -> list[Node]:
+    """Values of a row that something is divided by, or that a logarithm is taken of."""
+    found: dict[Node, None] = {}
+    for node in nodes:
+        if isinstance(node, Map) and node.op in ("div", "quotient", "log", "log2"):
+            total = node.args[-1]
+            if reductions(total):
+                found[total] = None
+    return list(found)
+
+
+def _logarithm(total: Node, power: float) -> Node:
+    """By how much a reference is moved for ``total``, which grows by ``exp(power * d)``, to become 1."""
+    if power == -1.0:
+        return ir.function("log", total)
+    if math.isclose(power, -math.log(2.0)):
+        return ir.function("log2", total)
+    return ir.mul(ir.function("log", total), Const(-1.0 / power))
+
+
+def _statistics(roots: Iterable[Node]) -> int:
+    """How many sums and maxima over keys stand in ``roots``."""
+    return sum(isinstance(node, ir.Reduce) and node.over == KEY_AXIS for node in ir.walk(roots))
+
+
+def _tidied(root: Node, arguments: Mapping[Input | Scalar, Source]) -> Node:
+    """``root`` without divisions by 1, and without what guards against maxima that no longer stand in it."""
+    done: dict[Node, Node] = {}
+    for node in ir.walk([root]):
+        new = ir.rebuild(node, tuple(done.get(arg, arg) for arg in node.args)) if node.args else node
+        if isinstance(new, Map) and _says_nothing(new, arguments):
+            new = new.args[0]
+        done[node] = new
+    return done[root]
+
+
+def _says_nothing(x: Map, arguments: Mapping[Input | Scalar, Source]) -> bool:
+    """Whether ``x`` is its first operand in any case."""
+    if x.op == "quotient":
+        return x.args[1] is ONE
+    value = x.args[0]
+    is_kept = isinstance(value, Input) and arguments[value][0] == "output"
+    return x.op == "finite" and not x.maxima and not is_kept

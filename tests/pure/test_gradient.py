@@ -1,0 +1,266 @@
+"""Gradients are programs: right in float64, by the rules that make them FlashAttention's, in every plan."""
+
+import math
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.derive.equations import equations
+from fagen.derive.gradient import gradient
+from fagen.derive.streaming import derive
+from fagen.errors import PlanError
+from fagen.ir.reference import evaluate
+from fagen.lang.attention import attention
+from fagen.plan.interpret import interpret, interpret_plan
+from fagen.plan.plan import Problem
+from fagen.plan.planner import plan
+from gradients import by_autograd, by_graph, floats, incoming_for
+from random_programs import graph_of, written
+from streams import LENGTHS, PROGRAMS, K, Q, V, arguments, scores
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def in_tiles(graph, values, seed=0, block_own=8, block_walk=5):
+    return interpret(derive(graph), graph, values, block_own=block_own, block_walk=block_walk, seed=seed)
+
+
+def require_right(graph, values, computes=(evaluate,), incoming=None, seed=3, label=""):
+    wanted = floats(graph)
+    incoming = incoming or incoming_for(graph, values)
+    expected = by_autograd(graph, values, incoming, wanted, seed)
+    for compute in computes:
+        found = by_graph(graph, values, incoming, wanted, compute, seed)
+        for position, exact in expected.items():
+            scale = max(float(exact.abs().max()), 1.0)
+            where = f"{label}{graph.name}, {graph.arguments[position].name}"
+            torch.testing.assert_close(
+                found[position], exact, rtol=0, atol=1e-11 * scale, msg=lambda text, at=where: f"{at}\n{text}"
+            )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program(name):
+    graph = PROGRAMS[name].trace().graph
+    require_right(graph, list(arguments(graph).values()), (evaluate, in_tiles))
+
+
+@pytest.mark.parametrize("number", range(0, 200, 5))
+def test_a_random_program(number):
+    lines = written(number)
+    graph = graph_of(lines, masked=number % 4 > 0)
+    lengths = {"q": 9, "kv": 13} if number % 2 else {"q": 13, "kv": 7}  # with rows without a key
+    values = list(arguments(graph, {**LENGTHS, "b": 1, "h": 2, "hk": 1, **lengths}, seed=number).values())
+    require_right(graph, values, (evaluate, in_tiles) if number % 4 == 0 else (evaluate,), label=f"{lines}\n")
+
+
+@pytest.mark.parametrize("number", range(2, 200, 12))
+def test_a_random_program_against_finite_differences(number):
+    graph = graph_of(written(number), masked=True)
+    lengths = {**LENGTHS, "b": 1, "h": 2, "hk": 1, "q": 5, "kv": 6}
+    values = list(arguments(graph, lengths, seed=number).values())
+    incoming = incoming_for(graph, values)
+    found = by_graph(graph, values, incoming, floats(graph))
+    draw = torch.Generator().manual_seed(number)
+    along = [torch.randn(v.shape, generator=draw, dtype=torch.float64) for v in values]
+
+    def at(step):
+        outputs = evaluate(graph, [v + step * u for v, u in zip(values, along, strict=True)])
+        return sum(float((o * g).sum()) for o, g in zip(outputs, incoming, strict=True))
+
+    def slope(step):
+        return (at(step) - at(-step)) / (2 * step)
+
+    exact = sum(float((found[i] * along[i]).sum()) for i in found)
+    scale = max(1.0, *(float((found[i] * along[i]).abs().sum()) for i in found))
+    assert min(abs(slope(step) - exact) for step in (1e-5, 1e-6, 3e-7)) <= 1e-6 * scale
+
+
+# ------------------------------------------------------------------------------------------------- the rules
+
+
+def rules(graph):
+    return {note.rule for note in gradient(graph, floats(graph)).notes}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"mask": fg.causal()},
+        {"score": fg.softcap(5.0)},
+        {"score": lambda s: s * fg.sin(s)},
+        {"dropout": 0.2},
+        {"score": lambda s: fg.dropout(s, 0.2)},
+        {"return_lse": True},
+        {"mask": fg.causal(), "sink": torch.zeros(4)},
+    ],
+)
+def test_attention_has_the_backward_of_flash_attention(parts):
+    graph = attention(**parts).graph
+    assert rules(graph) == {"free reference", "exchange", "saved"}
+    both = gradient(graph, frozenset((0, 1, 2)))
+    rows, queries, keys = derive(both.backward).stages
+    assert (rows.own, rows.walk) == (("b", "hk", "g", "q"), "dv")
+    assert (queries.own, queries.walk) == (("b", "hk", "g", "q"), "kv")
+    assert (keys.own, keys.walk, keys.outer) == (("b", "hk", "kv"), "q", ("g",))
+    assert [output.name for output in (*queries.outputs, *keys.outputs)] == ["dq", "dk", "dv"]
+    kept = [output.node.axes for output in both.forward.outputs[1:]]
+    assert kept == [("b", "hk", "g", "q")]  # one number a row, and no pair of a query and a key
+
+
+def test_renamed_and_reordered_terms_give_the_same_backward():
+    def library(q: Q, k: K, v: V):
+        s = fg.where(fg.kv <= fg.q, scores(q, k), -fg.inf)
+        return fg.dot(fg.softmax(s), v, over="kv")
+
+    def retyped(a: Q, b: K, c: V):
+        x = fg.where(fg.q >= fg.kv, fg.rsqrt(fg.size("d")) * fg.dot(b, a, over="d"), -fg.inf)
+        e = fg.exp(x - fg.max(x, over="kv"))
+        return fg.dot(c, e / fg.sum(e, over="kv"), over="kv")
+
+    first, second = (gradient(fg.program(p).trace().graph, frozenset((0, 1, 2))) for p in (library, retyped))
+    assert [o.node.digest for o in first.backward.outputs] == [o.node.digest for o in second.backward.outputs]
+    assert first.backward.labels == second.backward.labels
+
+
+def test_a_nonlinearity_after_softmax_has_a_row_term_of_its_own():
+    assert rules(PROGRAMS["weights above a constant"].trace().graph) == {"free reference", "saved"}
+
+
+def test_weights_of_the_result_alone_need_no_row_term():
+    both = gradient(PROGRAMS["softmax"].trace().graph, frozenset((2,)))
+    assert [kind for kind, _ in both.sources].count("output") == 1
+    assert len(derive(both.backward).stages) == 1
+
+
+def test_the_equations_are_those_of_the_paper():
+    both = gradient(attention(mask=fg.kv <= fg.q).graph, frozenset((0, 1, 2)))
+    assert equations(both.backward) == [
+        "S[b,h,q,kv] = sum_d Q K",
+        "P[b,h,q,kv] = exp(where(kv <= q, S * rsqrt(head_dim), -inf) - stat)",
+        "dP[b,h,q,kv] = sum_dv dO V",
+        "D[b,h,q] = sum_dv dO O",
+        "dS[b,h,q,kv] = where(kv <= q, P * (dP - D), 0.0)",
+        "dQ = (sum_kv dS K) * rsqrt(head_dim)",
+        "dK = (sum_g sum_q dS Q) * rsqrt(head_dim)",
+        "dV = sum_g sum_q P dO",
+    ]
+
+
+# -------------------------------------------------------------------------------------- values at the edges
+
+
+def values_of(graph, lengths=LENGTHS, **shapes):
+    values = arguments(graph, lengths)
+    draw = torch.Generator().manual_seed(9)
+    for name, shape in shapes.items():
+        values[name] = torch.randn(shape, generator=draw, dtype=torch.float64)
+    return list(values.values())
+
+
+def test_rows_without_a_key_have_gradients_of_0_and_masked_values_reach_nothing():
+    graph = attention(mask=fg.kv < fg.q - 2, return_lse=True).graph
+    values = list(arguments(graph).values())
+    for value in values[1:]:
+        value[:, :, -1] = math.nan  # a key that no query sees
+    incoming = [torch.randn(o.shape, dtype=torch.float64) for o in evaluate(graph, values)]
+    incoming[1][:, :, :3] = 5.0
+    for compute in (evaluate, in_tiles):
+        found = by_graph(graph, values, incoming, floats(graph), compute)
+        assert all(bool(torch.isfinite(each).all()) for each in found.values())
+        assert bool((found[0][:, :, :3] == 0).all())
+        assert bool((found[1][:, :, -1] == 0).all())
+        assert bool((found[2][:, :, -1] == 0).all())
+
+
+@pytest.mark.parametrize(
+    "shape", ["b h q kv", "1 h q kv", "1 1 q kv", "b 1 1 kv", "1 h 1 1", "b h q 1", "1 1 1 1"]
+)
+def test_a_bias_of_any_shape(shape):
+    graph = attention(
+        bias=fg.capture(torch.zeros(1, 1, 1, 1), "b h q kv", name="bias"), mask=fg.causal()
+    ).graph
+    extents = [1 if axis == "1" else LENGTHS[axis] for axis in shape.split()]
+    require_right(graph, values_of(graph, bias=extents), (evaluate, in_tiles))
+
+
+def test_keys_and_values_that_broadcast():
+    graph = attention(mask=fg.causal()).graph
+    values = values_of(graph, k=(1, 1, 23, 4), v=(2, 1, 23, 3))
+    require_right(graph, values, (evaluate, in_tiles))
+
+
+def test_slopes_a_temperature_of_all_and_a_gathered_table():
+    slopes, table = torch.zeros(4), torch.zeros(4, 21)
+    temperature = fg.capture(torch.zeros(()), "", name="t")
+    score = [fg.alibi(slopes), fg.relative_bias(table), lambda s: s * temperature]
+    graph = attention(score=score, mask=fg.causal()).graph
+    require_right(graph, list(arguments(graph, {**LENGTHS, "distance": 21}).values()))
+
+
+def test_ties_of_a_maximum_share_its_gradient():
+    def largest(k: K):
+        return fg.max(k, over="kv") * 3.0
+
+    graph = fg.program(largest).trace().graph
+    values = [torch.tensor([1.0, 2.0, 2.0, 0.0], dtype=torch.float64).view(1, 1, 4, 1)]
+    found = by_graph(graph, values, [torch.ones(1, 1, 1, dtype=torch.float64)], floats(graph))
+    assert found[0].flatten().tolist() == [0.0, 1.5, 1.5, 0.0]
+
+
+def test_only_some_gradients_come_and_only_some_are_wanted():
+    graph = attention(return_lse=True, mask=fg.causal()).graph
+    values = list(arguments(graph).values())
+    incoming = incoming_for(graph, values)
+    for given in ([incoming[0], None], [None, incoming[1]]):
+        require_right(graph, values, (evaluate, in_tiles), given)
+        for wanted in ({0}, {1}, {2}, {0, 2}):
+            expected = by_autograd(graph, values, given, wanted)
+            found = by_graph(graph, values, given, frozenset(wanted))
+            for position in wanted:
+                torch.testing.assert_close(found[position], expected[position])
+
+
+@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
+def test_plans_tile_by_tile(family):
+    graph = attention(mask=fg.sliding_window(9, 2), dropout=0.25, return_lse=True).graph
+    both = gradient(graph, frozenset((0, 1, 2)))
+    storages = tuple("fp32" if a.layout == ("b", "h", "q") else "bf16" for a in both.backward.arguments)
+    planned = plan(
+        Problem(both.backward, "H200", family, (("d", 4), ("dv", 3)), storages, outputs=("bf16",) * 3)
+    )
+    if family != "simt":
+        assert {kernel.family for kernel in planned.kernels} <= {"simt", "sm80", "sm90"}
+        assert planned.kernels[-1].family == "sm80"
+    values = list(arguments(graph).values())
+    run = lambda graph, values, seed: interpret_plan(planned, values, seed=seed)  # noqa: E731
+    require_right(graph, values, (run,))
+
+
+def test_a_gradient_that_no_kernel_computes_is_refused():
+    with pytest.raises(
+        PlanError, match="the gradient of bias has no kernel: it is read at computed positions"
+    ):
+        fg.compile(score=fg.relative_bias(torch.zeros(4, 21)), head_dim=16, direction="backward")
+
+
+def test_the_text_says_its_direction_and_equations():
+    kernel = fg.compile(mask=fg.causal(), head_dim=64, direction="backward")
+    assert kernel.source.startswith("// attention: backward, family ")
+    assert "// dQ = (sum_kv dS K) * rsqrt(head_dim)\n" in kernel.source
+    text = kernel.explain(batch=1, q_heads=2, q_len=512)
+    assert "  dS[b,h,q,kv] = where(kv <= q + kv_len - q_len, P * (dP - D), 0.0)\n" in text
+    assert "  exchange: " in text
+    assert [k.function for k in kernel.plan.kernels] == [
+        "backward_0_rowwise",
+        "backward_1_loop",
+        "backward_2_loop",
+    ]
