@@ -121,7 +121,7 @@ namespace backward_1_loop_ {
   struct Row {
     int q;
     bool inside;
-    float x0, t0, acc[FEATURES] = {};
+    float x0, t0, acc[FEATURES] = {}, acc_lost[FEATURES] = {};
   };
 
   // Where this block works; the last rows come first, they have most to do where a mask grows with the row.
@@ -145,22 +145,25 @@ namespace backward_1_loop_ {
     return block;
   }
 
-  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
+  // sums[r][c] += row r of one tile times row c of the other, in parts: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    for (int start = 0; start < Own::WIDTH; start += PART) {
+      float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
-    for (int i = 0; i < Own::WIDTH; i += 4) {
-      Vec<float, 4> a[ROWS];
-      UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
-      UNROLL for (int c = 0; c < COLUMNS; ++c) {
-        const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-          float four = 0.0f;
-          UNROLL for (int e = 0; e < 4; ++e) four += a[r][e] * b[e];
-          sums[r][c] += four;
+      for (int i = start; i < minimum(start + PART, Own::WIDTH); i += 4) {
+        Vec<float, 4> a[ROWS];
+        UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
+        UNROLL for (int c = 0; c < COLUMNS; ++c) {
+          const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
+          UNROLL for (int r = 0; r < ROWS; ++r) {
+            UNROLL for (int e = 0; e < 4; ++e) part[r][c] += a[r][e] * b[e];
+          }
         }
       }
+      UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
     }
   }
 
@@ -180,26 +183,25 @@ namespace backward_1_loop_ {
     }
   }
 
-  // acc[f] += W * K_operand0 over the columns of a tile, four terms at a time
+  // acc[f] += W * K_operand0: the columns of a tile are summed first, so that a long sum rounds less often
   template <bool MASKED, class Weights, class Operand>
   __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& operand, Row (&rows)[ROWS]) {
     const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+    float part[ROWS][FEATURES] = {};
     for (int start = 0; start < BLOCK_KV; start += 4) {
-      Vec<float, 4> b[4][FEATURES / 4];
+      Vec<float, 4> weights[ROWS];
+      UNROLL for (int r = 0; r < ROWS; ++r) weights[r] = W.template load<4>(row0 + r, start);
       UNROLL for (int i = 0; i < 4; ++i) {
-        UNROLL for (int v = 0; v < FEATURES / 4; ++v) b[i][v] =
+        Vec<float, 4> b[FEATURES / 4];
+        UNROLL for (int v = 0; v < FEATURES / 4; ++v) b[v] =
             operand.template load<4>(start + i, (v * LANES + lane) * 4);
-      }
-      UNROLL for (int r = 0; r < ROWS; ++r) {
-        const Vec<float, 4> weight = W.template load<4>(row0 + r, start);
-        float four[FEATURES] = {};
-        UNROLL for (int i = 0; i < 4; ++i) {
-          if (MASKED && is_skipped(weight[i])) continue;
-          UNROLL for (int f = 0; f < FEATURES; ++f) four[f] += weight[i] * b[i][f / 4][f % 4];
+        UNROLL for (int r = 0; r < ROWS; ++r) {
+          if (MASKED && is_skipped(weights[r][i])) continue;
+          UNROLL for (int f = 0; f < FEATURES; ++f) part[r][f] += weights[r][i] * b[f / 4][f % 4];
         }
-        UNROLL for (int f = 0; f < FEATURES; ++f) rows[r].acc[f] += four[f];
       }
     }
+    UNROLL for (int r = 0; r < ROWS; ++r) add_exactly(rows[r].acc, rows[r].acc_lost, part[r]);
   }
 
   // dQ = acc * rsqrt(head_dim)
@@ -290,7 +292,8 @@ namespace backward_2_loop_ {
   struct Row {
     int kv;
     bool inside;
-    float acc0[FEATURES_D] = {}, acc1[FEATURES_DV] = {};
+    float acc0[FEATURES_D] = {}, acc1[FEATURES_DV] = {}, acc0_lost[FEATURES_D] = {}, acc1_lost[FEATURES_DV] =
+        {};
   };
 
   // What a thread reads of one of its columns of a tile.
@@ -320,22 +323,25 @@ namespace backward_2_loop_ {
     return block;
   }
 
-  // sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
+  // sums[r][c] += row r of one tile times row c of the other, in parts: a long sum rounds less often
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    for (int start = 0; start < Own::WIDTH; start += PART) {
+      float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
-    for (int i = 0; i < Own::WIDTH; i += 4) {
-      Vec<float, 4> a[ROWS];
-      UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
-      UNROLL for (int c = 0; c < COLUMNS; ++c) {
-        const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-          float four = 0.0f;
-          UNROLL for (int e = 0; e < 4; ++e) four += a[r][e] * b[e];
-          sums[r][c] += four;
+      for (int i = start; i < minimum(start + PART, Own::WIDTH); i += 4) {
+        Vec<float, 4> a[ROWS];
+        UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
+        UNROLL for (int c = 0; c < COLUMNS; ++c) {
+          const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
+          UNROLL for (int r = 0; r < ROWS; ++r) {
+            UNROLL for (int e = 0; e < 4; ++e) part[r][c] += a[r][e] * b[e];
+          }
         }
       }
+      UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
     }
   }
 
@@ -360,48 +366,46 @@ namespace backward_2_loop_ {
     }
   }
 
-  // acc0[f] += W * Q_operand0 over the columns of a tile, four terms at a time
+  // acc0[f] += W * Q_operand0: the columns of a tile are summed first, so that a long sum rounds less often
   template <bool MASKED, class Weights, class Operand>
   __device__ __forceinline__ void add_to_acc0(const Weights& W, const Operand& operand, Row (&rows)[ROWS]) {
     const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+    float part[ROWS][FEATURES_D] = {};
     for (int start = 0; start < BLOCK_Q; start += 4) {
-      Vec<float, 4> b[4][FEATURES_D / 4];
+      Vec<float, 4> weights[ROWS];
+      UNROLL for (int r = 0; r < ROWS; ++r) weights[r] = W.template load<4>(row0 + r, start);
       UNROLL for (int i = 0; i < 4; ++i) {
-        UNROLL for (int v = 0; v < FEATURES_D / 4; ++v) b[i][v] =
+        Vec<float, 4> b[FEATURES_D / 4];
+        UNROLL for (int v = 0; v < FEATURES_D / 4; ++v) b[v] =
             operand.template load<4>(start + i, (v * LANES + lane) * 4);
-      }
-      UNROLL for (int r = 0; r < ROWS; ++r) {
-        const Vec<float, 4> weight = W.template load<4>(row0 + r, start);
-        float four[FEATURES_D] = {};
-        UNROLL for (int i = 0; i < 4; ++i) {
-          if (MASKED && is_skipped(weight[i])) continue;
-          UNROLL for (int f = 0; f < FEATURES_D; ++f) four[f] += weight[i] * b[i][f / 4][f % 4];
+        UNROLL for (int r = 0; r < ROWS; ++r) {
+          if (MASKED && is_skipped(weights[r][i])) continue;
+          UNROLL for (int f = 0; f < FEATURES_D; ++f) part[r][f] += weights[r][i] * b[f / 4][f % 4];
         }
-        UNROLL for (int f = 0; f < FEATURES_D; ++f) rows[r].acc0[f] += four[f];
       }
     }
+    UNROLL for (int r = 0; r < ROWS; ++r) add_exactly(rows[r].acc0, rows[r].acc0_lost, part[r]);
   }
 
-  // acc1[f] += W * dO_operand1 over the columns of a tile, four terms at a time
+  // acc1[f] += W * dO_operand1: the columns of a tile are summed first, so that a long sum rounds less often
   template <bool MASKED, class Weights, class Operand>
   __device__ __forceinline__ void add_to_acc1(const Weights& W, const Operand& operand, Row (&rows)[ROWS]) {
     const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+    float part[ROWS][FEATURES_DV] = {};
     for (int start = 0; start < BLOCK_Q; start += 4) {
-      Vec<float, 4> b[4][FEATURES_DV / 4];
+      Vec<float, 4> weights[ROWS];
+      UNROLL for (int r = 0; r < ROWS; ++r) weights[r] = W.template load<4>(row0 + r, start);
       UNROLL for (int i = 0; i < 4; ++i) {
-        UNROLL for (int v = 0; v < FEATURES_DV / 4; ++v) b[i][v] =
+        Vec<float, 4> b[FEATURES_DV / 4];
+        UNROLL for (int v = 0; v < FEATURES_DV / 4; ++v) b[v] =
             operand.template load<4>(start + i, (v * LANES + lane) * 4);
-      }
-      UNROLL for (int r = 0; r < ROWS; ++r) {
-        const Vec<float, 4> weight = W.template load<4>(row0 + r, start);
-        float four[FEATURES_DV] = {};
-        UNROLL for (int i = 0; i < 4; ++i) {
-          if (MASKED && is_skipped(weight[i])) continue;
-          UNROLL for (int f = 0; f < FEATURES_DV; ++f) four[f] += weight[i] * b[i][f / 4][f % 4];
+        UNROLL for (int r = 0; r < ROWS; ++r) {
+          if (MASKED && is_skipped(weights[r][i])) continue;
+          UNROLL for (int f = 0; f < FEATURES_DV; ++f) part[r][f] += weights[r][i] * b[f / 4][f % 4];
         }
-        UNROLL for (int f = 0; f < FEATURES_DV; ++f) rows[r].acc1[f] += four[f];
       }
     }
+    UNROLL for (int r = 0; r < ROWS; ++r) add_exactly(rows[r].acc1, rows[r].acc1_lost, part[r]);
   }
 
   // dK = acc0 * rsqrt(head_dim)

@@ -74,22 +74,25 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   return block;
 }
 
-// sums[r][c] += row r of one tile times row c of the other, by fours: a long sum rounds less often
+// sums[r][c] += row r of one tile times row c of the other, in parts: a long sum rounds less often
 template <class Own, class Walk>
 __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
   const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+  constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+  for (int start = 0; start < Own::WIDTH; start += PART) {
+    float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
-  for (int i = 0; i < Own::WIDTH; i += 4) {
-    Vec<float, 4> a[ROWS];
-    UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
-      UNROLL for (int r = 0; r < ROWS; ++r) {
-        float four = 0.0f;
-        UNROLL for (int e = 0; e < 4; ++e) four += a[r][e] * b[e];
-        sums[r][c] += four;
+    for (int i = start; i < minimum(start + PART, Own::WIDTH); i += 4) {
+      Vec<float, 4> a[ROWS];
+      UNROLL for (int r = 0; r < ROWS; ++r) a[r] = own.template load<4>(row + r, i);
+      UNROLL for (int c = 0; c < COLUMNS; ++c) {
+        const Vec<float, 4> b = walk.template load<4>(c * LANES + lane, i);
+        UNROLL for (int r = 0; r < ROWS; ++r) {
+          UNROLL for (int e = 0; e < 4; ++e) part[r][c] += a[r][e] * b[e];
+        }
       }
     }
+    UNROLL for (int r = 0; r < ROWS; ++r) add(sums[r], part[r]);
   }
 }
 
@@ -110,39 +113,39 @@ __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int k
       if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const float x0 = finite_or_zero(row.m);
-    const float x1 = x0 * -0.07f;
-    const float x3 = expf((m_old - x0) * 0.07f);
-    row.l *= x3;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x3;
+    const Exponential power = Exponential(0.07f, finite_or_zero(row.m));
+    const float x1 = power(m_old);
+    row.l *= x1;
+    float l_part = 0.0f;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x2 = expf(x1 + s[r][c] * 0.07f);
-      if (counts[c]) row.l += x2;
-      weights[r][c] = counts[c] ? x2 : skipped();
+      const float x0 = power(s[r][c]);
+      if (counts[c]) l_part += x0;
+      weights[r][c] = counts[c] ? x0 : skipped();
     }
+    row.l += l_part;
   }
 }
 
-// acc[f] += W * V_operand0 over the columns of a tile, four terms at a time
+// acc[f] += W * V_operand0: the columns of a tile are summed first, so that a long sum rounds less often
 template <bool MASKED, class Weights, class Operand>
 __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& operand, Row (&rows)[ROWS]) {
   const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
+  float part[ROWS][FEATURES] = {};
   for (int start = 0; start < BLOCK_KV; start += 4) {
-    Vec<float, 4> b[4][FEATURES / 4];
+    Vec<float, 4> weights[ROWS];
+    UNROLL for (int r = 0; r < ROWS; ++r) weights[r] = W.template load<4>(row0 + r, start);
     UNROLL for (int i = 0; i < 4; ++i) {
-      UNROLL for (int v = 0; v < FEATURES / 4; ++v) b[i][v] =
+      Vec<float, 4> b[FEATURES / 4];
+      UNROLL for (int v = 0; v < FEATURES / 4; ++v) b[v] =
           operand.template load<4>(start + i, (v * LANES + lane) * 4);
-    }
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      const Vec<float, 4> weight = W.template load<4>(row0 + r, start);
-      float four[FEATURES] = {};
-      UNROLL for (int i = 0; i < 4; ++i) {
-        if (MASKED && is_skipped(weight[i])) continue;
-        UNROLL for (int f = 0; f < FEATURES; ++f) four[f] += weight[i] * b[i][f / 4][f % 4];
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        if (MASKED && is_skipped(weights[r][i])) continue;
+        UNROLL for (int f = 0; f < FEATURES; ++f) part[r][f] += weights[r][i] * b[f / 4][f % 4];
       }
-      UNROLL for (int f = 0; f < FEATURES; ++f) rows[r].acc[f] += four[f];
     }
   }
+  UNROLL for (int r = 0; r < ROWS; ++r) add(rows[r].acc, part[r]);
 }
 
 // O = acc * (1.0 / l)
@@ -151,11 +154,11 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x4 = quotient(1.0f, row.l);
+    const float x2 = quotient(1.0f, row.l);
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int d = (f / 4 * LANES + lane) * 4 + f % 4;
       if (d < HEAD_DIM) {
-        block.O[row.q * p.O_q + d] = from_float<bf16>(row.acc[f] * x4);
+        block.O[row.q * p.O_q + d] = from_float<bf16>(row.acc[f] * x2);
       }
     }
   }
