@@ -1,0 +1,155 @@
+"""Reports of what broke other attention libraries, each as a test named after its number: gradients.
+
+The test files of the emulator and of a GPU import these functions and give them their ``device``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen as fg
+from edges import tensors
+from fagen.ir.reference import compare, eager, evaluate
+from fagen.lang.attention import attention as traced_attention
+
+
+def wanting(values: Sequence[Tensor]) -> list[Tensor]:
+    return [value.requires_grad_() for value in values]
+
+
+def gradients(given: Sequence[Tensor], others: Sequence[Tensor] = (), **parts: Any) -> tuple[Tensor, ...]:
+    """Gradients of ``given`` and ``others`` for the sum of all outputs, finite."""
+    outputs = fg.attention(*given, **parts)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    ones = [torch.ones_like(each) for each in outputs]
+    found = torch.autograd.grad(outputs, [*given, *others], ones)
+    assert all(bool(each.isfinite().all()) for each in found)
+    return found
+
+
+def require_right(given: Sequence[Tensor], found: Sequence[Tensor], **parts: Any) -> None:
+    """Hold gradients of tensors and captures to autograd's, for ones as gradients of all outputs."""
+    traced = traced_attention(**parts)
+    values = [*given, *traced.captured]
+    wanted = [i for i, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad]
+
+    def by_autograd(run: Any, wide: bool, **options: Any) -> Sequence[Tensor]:
+        leaves = list(values)
+        for i in wanted:
+            dtype = torch.float64 if wide else values[i].dtype
+            leaves[i] = values[i].detach().to(dtype, copy=True).requires_grad_()
+        outputs = run(traced.graph, leaves, **options)
+        return torch.autograd.grad(outputs, [leaves[i] for i in wanted], list(map(torch.ones_like, outputs)))
+
+    exact, near = by_autograd(evaluate, True), by_autograd(eager, False, dtype=given[0].dtype)
+    for i, mine, ref, quick in zip(wanted, found, exact, near, strict=True):
+        assert mine.dtype == values[i].dtype
+        compare(mine, ref, quick, gradient=True).require(traced.graph.arguments[i].name)
+
+
+def test_b01_one_row_without_a_key_spoils_no_gradient(device: str) -> None:
+    given = wanting(tensors(device, batch=2, heads=1, q_len=4, kv_len=4, head_dim=1))
+    lengths = torch.tensor([4, 2], device=device)
+    mask = (fg.kv >= fg.q - 1) & (fg.kv <= fg.q) & fg.padding(lengths)
+    out = fg.attention(*given, mask=mask)
+    for rows in (slice(0, 2), slice(0, 4)):
+        loss = out[:, :, rows].sum() if rows.stop == 2 else out[:, :, :3].sum() + out[0, :, 3].sum()
+        found = torch.autograd.grad(loss, given, retain_graph=True)
+        assert all(bool(each.isfinite().all()) for each in found)
+        assert found[0][1, 0, 3] == 0
+        assert bool((found[2][1, 0, 2:] == 0).all())
+
+
+@pytest.mark.parametrize("factor", [1, 5, 50])
+def test_b07_the_gradient_of_a_single_key(device: str, factor: int) -> None:
+    given = wanting(tensors(device, torch.float16, heads=1, q_len=1, kv_len=1, head_dim=16))
+    with torch.no_grad():
+        for each in given:
+            each.mul_(3 * factor)
+    dq, dk, dv = gradients(given)
+    assert torch.equal(dv, torch.ones_like(dv))
+    largest_q, largest_k, largest_v = (float(each.detach().abs().max()) for each in given)
+    rounding = 16 * torch.finfo(torch.float32).eps * 16 * largest_v
+    assert float(dq.abs().max()) <= rounding * largest_k
+    assert float(dk.abs().max()) <= rounding * largest_q
+
+
+def test_b09_gradients_of_nothing(device: str) -> None:
+    for batch, q_len in ((0, 5), (2, 0)):
+        shapes = (batch, 2, q_len, 16), (batch, 2, 7, 16), (batch, 2, 7, 16)
+        given = [torch.randn(shape, device=device).half().requires_grad_() for shape in shapes]
+        found = gradients(given)
+        assert [each.shape for each in found] == [each.shape for each in given]
+        assert all(bool((each == 0).all()) for each in found)
+
+
+@pytest.mark.parametrize(("s", "more"), [(8, 1), (32, 0), (64, 5)])
+def test_b11_gradients_at_lengths_that_are_no_multiples(device: str, s: int, more: int) -> None:
+    shapes = (1, 2, s + more, 16), (1, 2, s, 16), (1, 2, s, 16)
+    given = [torch.ones(shape, device=device, requires_grad=True) for shape in shapes]
+    dq, dk, dv = gradients(given)
+    torch.testing.assert_close(dv, torch.full_like(dv, (s + more) / s), rtol=1e-6, atol=1e-6)
+    for each in (dq, dk):
+        torch.testing.assert_close(each, torch.zeros_like(each), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_b23_what_a_masked_key_holds_reaches_no_gradient(device: str, value: float) -> None:
+    x = torch.arange(8.0, device=device).view(1, 1, 2, 4)
+    for place in (1, 2):
+        given = [x.clone() for _ in range(3)]
+        given[place][0, 0, 1, 0] = value
+        found = gradients(wanting(given), mask=fg.kv < 1, family="simt")
+        assert bool((found[1][0, 0, 1] == 0).all())
+        assert bool((found[2][0, 0, 1] == 0).all())
+
+
+def test_b27_gradients_of_a_window_of_0(device: str) -> None:
+    given = wanting(tensors(device, heads=1, q_len=7, kv_len=7, head_dim=8))
+    dq, dk, dv = gradients(given, mask=fg.sliding_window(0, 0))
+    assert torch.equal(dv, torch.ones_like(dv))
+    for each in (dq, dk):
+        torch.testing.assert_close(each, torch.zeros_like(each), rtol=0, atol=1e-5)
+
+
+def test_b33_dropout_drops_the_same_in_both_directions(device: str) -> None:
+    shapes = (1, 4096, 1, 4), (1, 4096, 1, 4), (1, 4096, 1, 4)
+    given = [torch.ones(shape, device=device, requires_grad=True) for shape in shapes]
+    out = fg.attention(*given, dropout=0.5)
+    *_, dv = torch.autograd.grad(out, given, torch.ones_like(out))
+    assert torch.equal(dv, out)  # each head is one coin
+    assert 0.45 < float((dv == 2).float().mean()) < 0.55
+    assert all(bool((each == 0).all()) for each in gradients(given, dropout=1.0))
+
+
+def test_b35_gradients_have_the_same_bits_every_time(device: str, repeats: int) -> None:
+    parts = {"mask": fg.causal(), "deterministic": True}
+    given = wanting(tensors(device, torch.bfloat16, heads=4, q_len=96, kv_len=96, head_dim=32))
+    bias = torch.randn(1, 4, 1, 96, device=device, requires_grad=True)
+    first = gradients(given, [bias], bias=bias, **parts)
+    for _ in range(repeats):
+        assert all(map(torch.equal, first, gradients(given, [bias], bias=bias, **parts)))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1, 40), (2, 1, 33, 40), (40,)])
+def test_b39_gradients_of_learned_biases(device: str, shape: tuple[int, ...]) -> None:
+    given = wanting(tensors(device, batch=2, heads=2, q_len=33, kv_len=40, head_dim=16))
+    bias = torch.randn(shape, device=device, requires_grad=True)
+    found = gradients(given, [bias], bias=bias, mask=fg.causal())
+    assert found[3].shape == bias.shape
+    require_right(given, found, bias=bias, mask=fg.causal())
+
+
+def test_b39_gradients_of_slopes_and_a_temperature(device: str) -> None:
+    given = wanting(tensors(device, batch=2, heads=2, q_len=33, kv_len=40, head_dim=16))
+    slopes = (0.2 * torch.rand(2, device=device)).requires_grad_()
+    scale = torch.tensor(0.7, device=device, requires_grad=True)
+    score = [fg.alibi(slopes), fg.temperature(scale)]
+    found = gradients(given, [slopes, scale], score=score)
+    require_right(given, found, score=score)
