@@ -7,12 +7,25 @@ import pytest
 import fagen as fg
 from fagen.calls.prepared import emulation
 from masks import MASKS
-from sampler import FACTORS, LEAST, SCHEDULES, Case, check, check_plan_of, of_the_file, sample
+from sampler import (
+    FACTORS,
+    LEAST,
+    SCHEDULES,
+    Case,
+    check,
+    check_gradients,
+    check_plan_of,
+    differentiable,
+    of_the_file,
+    sample,
+)
 
 FAMILIES = ("simt", "sm80")
 THINNED = {"sm80": 3}
 """Of these families every so many cases: a GPU runs all of them."""
 GPUS = ("A100", "RTX 3090", "RTX 4090", "H100")
+GRADIENTS = 7
+"""Every how many of the cases that have gradients are run backward: a GPU runs all of them."""
 CHECKED = {"address": 24, "race": 60}
 """For each checker, every how many cases it watches one: it takes several times as long."""
 
@@ -103,3 +116,18 @@ def test_an_unsound_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         replaced_by(change)
         with pytest.raises(AssertionError, match=said):
             check(case, "cpu", "simt")
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        pytest.param(f, case, id=_named(f, case))
+        for f in FAMILIES
+        for case in differentiable(sample(f), f)[::GRADIENTS]
+        if case.q_len * case.kv_len <= 2**13
+    ],
+)
+def test_gradients_of_the_sample_are_right(family: str, case: Case) -> None:
+    with emulation(schedule=SCHEDULES[case.number % 3], seed=case.seed):
+        check_gradients(case, "cpu", family)
