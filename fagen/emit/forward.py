@@ -256,6 +256,22 @@ class WalkText:
         """The arrays of weights that states before ``state`` fill."""
         return [other.weights for other in self.weighted[: self.weighted.index(state)]]
 
+    def row_of(self, state: StateText) -> str | None:
+        """The array of a row whose elements are the values of a state, each of which counts.
+
+        That is what weighs another state, or what is known of each element anyway; None if there is neither.
+        """
+        if self.masked is None or state.share:
+            return None
+        for other in self.weighted:
+            if other.value == state.value and other in self.states_beside(state):
+                return f"{other.weights}[r]"
+        return state.value.removesuffix("[c]") if re.fullmatch(r"[\w\[\]]+\[c\]", state.value) else None
+
+    def states_beside(self, state: StateText) -> tuple[StateText, ...]:
+        """The states that are updated with ``state``."""
+        return next(phase.states for phase in self.phases if state in phase.states)
+
     @property
     def loose(self) -> list[StateText]:
         """States of which each thread of a row has a part until the end."""

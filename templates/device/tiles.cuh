@@ -21,6 +21,8 @@
 //   add(sums, parts)                  each number of a part to its sum
 //   add_exactly(sums, lost, parts)    the same; what rounding takes away is kept in `lost`, and the next part makes up
 //                                     for it
+//   largest(x) total(x)               of the numbers of an array, an even count: of neighbours first, so that half as many
+//                                     operations wait for each other
 //   take(rest, n)                     rest % n, and rest becomes rest / n
 //   next_tile<BLOCK>(begin, end, from)
 //       the first multiple of BLOCK from `from` on where a tile meets one of the ranges begin[i] .. end[i] - 1;
@@ -48,6 +50,20 @@ __device__ __forceinline__ void add_exactly(float (&sums)[N], float (&lost)[N], 
     lost[i] = fabsf(sum) < INFINITY ? (sum - sums[i]) - part : 0.0f;
     sums[i] = sum;
   }
+}
+
+template <int N>
+__device__ __forceinline__ float largest(const float (&x)[N]) {
+  float most = maximum(x[0], x[1]);
+  UNROLL for (int i = 2; i < N; i += 2) most = maximum(most, maximum(x[i], x[i + 1]));
+  return most;
+}
+
+template <int N>
+__device__ __forceinline__ float total(const float (&x)[N]) {
+  float sum = x[0] + x[1];
+  UNROLL for (int i = 2; i < N; i += 2) sum += x[i] + x[i + 1];
+  return sum;
 }
 
 __device__ __forceinline__ int take(int& rest, int n) {
