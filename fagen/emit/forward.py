@@ -51,6 +51,8 @@ _FP16_MAX = 65504.0
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
 _AT_MOST_ONE = ("tanh", "tanh_fast", "erf", "sin", "cos")
+MANY_REGISTERS = 192
+"""Three quarters of what a thread may have."""
 AFTER = 1
 """The phase of expressions that are computed after the last walk."""
 
@@ -306,6 +308,8 @@ class ForwardLoop:
     finish: Sequence[Statement]
     constants: Sequence[tuple[str, str, str]]
     """(type, names and values, comment) of the kernel's constants, in order."""
+    tight: bool
+    """Whether scores and sums leave a thread hardly any registers."""
 
     functions = True
     """Whether it has functions of its own."""
@@ -589,7 +593,15 @@ class LoopBuilder:
             feature_outputs,
             finish,
             self.constants(walks),
+            max(map(self.thread_registers, self.stage.walks)) >= MANY_REGISTERS,
         )
+
+    def thread_registers(self, walk: Walk) -> int:
+        """A thread's registers for scores and weighted sums."""
+        kernel = self.kernel
+        shares = sum(self.shares[axis][1] for state in walk.states for axis in state.features)
+        scores = kernel.block_walk // kernel.columns * len(walk.products)
+        return kernel.block_own // kernel.rows * (scores + shares)
 
     # ------------------------------------------------------------------------------------------------- leaves
 

@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& 
   constexpr bool STEADY = !Layout::SWIZZLED || STEP % 8 == 0;
   const int row = threadIdx.x / TEAM, column = threadIdx.x % TEAM * 8, at = opaque(tile.at(row, column));
   const int rows = length - first;
-  data = opaque(data + (first + row) * row_step + column);
+  data = opaque(data + (static_cast<int64>(first) + row) * row_step + column);
 #pragma unroll
   for (int i = 0; i < ROWS; i += STEP) {
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ __forceinline__ void fill_operand(const OperandTile<T, ROWS, WIDTH>& 
     Vec<T, 8> values;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const bool inside = first + row < length && column + j < COLUMNS;
+      const bool inside = row < length - first && column + j < COLUMNS;
       values[j] = from_float<T>(inside ? element(first + row, column + j) : 0.0f);
     }
     store_vector(tile.elements, tile.at(row, column), values);

@@ -78,8 +78,8 @@ def is_right(run: Run, values: Sequence[torch.Tensor], **how: Any) -> bool:
 # ------------------------------------------------------------------------------------- what holds it together
 
 STEP = re.compile(r"copy_async_wait<0>\(\);|__syncthreads\(\);")
-STEPS = 8
-"""Waits and barriers of two walks: two of each in a tile's step."""
+STEPS = 9
+"""Waits and barriers of two walks: two of each in a step of a tile, a wait between the walks."""
 
 
 @pytest.mark.parametrize("number", range(STEPS))
