@@ -89,3 +89,9 @@ GOLDEN: Mapping[str, Golden] = {
     "above_a_threshold": Golden(lambda: above_a_threshold.trace().graph),
     "latent": Golden(lambda: latent.trace().graph, (("d", 128), ("rope", 64)), "bf16"),
 }
+
+KEPT: Mapping[str, tuple[str, ...]] = {
+    "simt": tuple(GOLDEN),
+    "sm80": ("causal", "window_softcap", "prefix_sink", "documents", "above_a_threshold"),
+}
+"""The programs of each family."""

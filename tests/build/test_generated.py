@@ -1,9 +1,10 @@
-"""Every kernel kept in generated/ compiles, and none spills."""
+"""Every kernel kept in generated/ compiles, and none spills; on tensor cores, none more than a plan may."""
 
 from pathlib import Path
 
 import pytest
 
+from fagen.compile import judged
 from fagen.run.build import build
 
 FOLDER = Path(__file__).parents[2] / "generated"
@@ -23,5 +24,6 @@ def test_a_kernel_compiles_without_spilling(name: str, arch: str) -> None:
     if int(arch[3:5]) < int(first[3:5]):
         pytest.skip(f"the family starts at {first}")
     built = build((FOLDER / name).read_text(encoding="utf-8"), name=Path(name).stem, arch=arch)
-    for used in built.functions.values():
+    assert judged(built) == ("", 0)
+    for used in built.functions.values() if int(first[3:5]) < 80 else ():
         assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0), used

@@ -6,9 +6,13 @@ import pytest
 
 from fagen.emit.program import emit
 from fagen.plan.planner import plan
-from golden import GOLDEN
+from golden import GOLDEN, KEPT
 
 
-@pytest.mark.parametrize("name", list(GOLDEN))
-def test_the_kernel_kept_is_the_one_emitted(name: str, generated: Callable[[str, str], None]) -> None:
-    generated(f"simt/{name}.cu", emit(plan(GOLDEN[name].problem("simt"))).text)
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family, names in KEPT.items() for name in names]
+)
+def test_the_kernel_kept_is_the_one_emitted(
+    family: str, name: str, generated: Callable[[str, str], None]
+) -> None:
+    generated(f"{family}/{name}.cu", emit(plan(GOLDEN[name].problem(family))).text)
