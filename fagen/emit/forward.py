@@ -308,8 +308,8 @@ class ForwardLoop:
     finish: Sequence[Statement]
     constants: Sequence[tuple[str, str, str]]
     """(type, names and values, comment) of the kernel's constants, in order."""
-    tight: bool
-    """Whether scores and sums leave a thread hardly any registers."""
+    branches: bool
+    """Whether tiles past the end are not copied; else zeros are, which needs no branch."""
 
     functions = True
     """Whether it has functions of its own."""
@@ -593,7 +593,7 @@ class LoopBuilder:
             feature_outputs,
             finish,
             self.constants(walks),
-            max(map(self.thread_registers, self.stage.walks)) >= MANY_REGISTERS,
+            len(walks) > 1 or max(map(self.thread_registers, self.stage.walks)) >= MANY_REGISTERS,
         )
 
     def thread_registers(self, walk: Walk) -> int:

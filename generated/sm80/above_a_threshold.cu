@@ -202,13 +202,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
       float s[ROWS][COLUMNS] = {};  // s = sum_d Q K
       multiply(Q, K, s);
       __syncthreads();  // all have read K
-      copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
+      if (next < kv_end) {
+        copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
+      }
       copy_async_commit();
       update0<masked.value>(p, rows, kv_start, lane, s);
       return next;
     };
     int kv_start = 0;
-    copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+    if (kv_start < kv_end) {
+      copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
+    }
     copy_async_commit();
     while (kv_start < kv_end) {
       while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
@@ -224,7 +228,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
       row.power = Exponential(SCALE, finite_or_zero(row.m));
       row.x0 = quotient(1.0f, row.l);
     }
-    copy_async_wait<0>();
     const OperandTile<fp16, BLOCK_KV, HEAD_DIM> K_walk1_0(K_AT);
     const OperandTile<fp16, BLOCK_KV, V_HEAD_DIM> V(V_AT);
     // Tiles that may have an element with  kv <= q
@@ -243,7 +246,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
       multiply(Q, K_walk1_0, s);
       copy_async_wait<0>();
       __syncthreads();  // V is there, and all have read K_walk1_0
-      copy_operand<THREADS, HEAD_DIM>(K_walk1_0, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
+      if (next < kv_end) {
+        copy_operand<THREADS, HEAD_DIM>(K_walk1_0, next, p.kv_len, block.K, p.K_kv);
+      }
       copy_async_commit();
       float weights[ROWS][COLUMNS];
       update1<masked.value>(p, rows, kv_start, lane, s, weights);
@@ -251,8 +256,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
       return next;
     };
     int kv_start = 0;
-    copy_operand<THREADS,
-        HEAD_DIM>(K_walk1_0, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+    if (kv_start < kv_end) {
+      copy_operand<THREADS, HEAD_DIM>(K_walk1_0, kv_start, p.kv_len, block.K, p.K_kv);
+    }
     copy_async_commit();
     while (kv_start < kv_end) {
       while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());

@@ -225,6 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
     while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
   }
+  copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
 
   finish(p, this_block(p), rows, row0, lane);

@@ -217,14 +217,17 @@ __device__ __forceinline__ int previous_tile(const int (&begin)[N], const int (&
 
 template <class Below>
 __device__ __forceinline__ int partition_point(int length, Below below) {
+  constexpr int PLACES = 8;  // are asked at once: reads of memory take long, however many there are
   int low = 0, high = length;
   while (low < high) {
-    const int middle = (low + high) / 2;
-    if (below(middle)) {
-      low = middle + 1;
-    } else {
-      high = middle;
+    const int step = (high - low + PLACES - 1) / PLACES;
+    int before = 0;
+    UNROLL for (int i = 0; i < PLACES; ++i) {
+      const int last = low + (i + 1) * step - 1;
+      if (last < high && below(last)) ++before;
     }
+    low += before * step;
+    high = minimum(high, low + step - 1);
   }
   return low;
 }
