@@ -43,7 +43,7 @@ from fagen.ir.graph import (
 )
 from fagen.plan.cost import VECTOR
 from fagen.plan.layout import nearest
-from fagen.plan.plan import STORAGE_BYTES, KernelPlan, SharedTile, Storage
+from fagen.plan.plan import KernelPlan, SharedTile, Storage
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
 """Tilings whose sums of products are the factors of the next products where they are."""
@@ -373,17 +373,7 @@ class ForwardLoop:
     @property
     def even(self) -> bool:
         """Whether every tile of rows visits all columns."""
-        return visits_all(self.walks)
-
-    @property
-    def all_positions(self) -> str:
-        """How many positions the grid's axes have together."""
-        return " * ".join(self.length(axis) for axis in self.grid_axes)
-
-    @property
-    def near(self) -> bool:
-        """Whether rows with other positions of the grid's axes are taken some at a time (`near_columns`)."""
-        return takes_some(self.scope.kernel, self.walks)
+        return not any(walk.loop.ranges or walk.loop.skip for walk in self.walks)
 
     @property
     def guards_rows(self) -> bool:
@@ -592,7 +582,7 @@ class LoopBuilder:
             row_outputs,
             feature_outputs,
             finish,
-            self.constants(walks),
+            self.constants(),
             len(walks) > 1 or max(map(self.thread_registers, self.stage.walks)) >= MANY_REGISTERS,
         )
 
@@ -1064,7 +1054,7 @@ class LoopBuilder:
 
     # ---------------------------------------------------------------------------------------------- constants
 
-    def constants(self, walks: Sequence[WalkText]) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[tuple[str, str, str]]:
         """(type, ``NAME = value``, comment) of each, those of a line in one entry."""
         kernel = self.kernel
         own = rows_name(kernel)
@@ -1092,36 +1082,7 @@ class LoopBuilder:
         at = [f"{name} = {address}" for name, address in self.addresses.items()]
         if at:
             found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
-        if takes_some(kernel, walks):
-            found.append(
-                ("int", f"NEAR = {near_columns(kernel)}", "columns, of which half the L2 cache holds all")
-            )
         return found
-
-
-def visits_all(walks: Sequence[WalkText]) -> bool:
-    """Whether every tile of rows visits all columns."""
-    return not any(walk.loop.ranges or walk.loop.skip for walk in walks)
-
-
-def takes_some(kernel: KernelPlan, walks: Sequence[WalkText]) -> bool:
-    """Whether blocks that differ in rows alone come near each other, though the longest come first.
-
-    Where a block is done soon, what another reads again would else have left the cache.
-    """
-    several = kernel.tile_axis is not None and bool(kernel.grid_axes)
-    return several and kernel.tiling == "fragments" and not visits_all(walks)
-
-
-def near_columns(kernel: KernelPlan) -> int:
-    """Columns of the walk whose operands fill half of the L2 cache."""
-    bytes_of: dict[str, int] = {}
-    for tile in kernel.shared:
-        walk = re.fullmatch(r"(?:walk|operand)(?:(\d+)_)?\d+", tile.name)
-        if walk is not None:
-            row_bytes = tile.width * STORAGE_BYTES[tile.storage]
-            bytes_of[walk[1] or ""] = bytes_of.get(walk[1] or "", 0) + row_bytes
-    return kernel.l2_bytes // 2 // max(bytes_of.values())
 
 
 def rows_name(kernel: KernelPlan) -> str:

@@ -7,7 +7,6 @@ how a maximum may lag behind, and how results leave.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -300,7 +299,7 @@ class _Builder(LoopBuilder):
             (begins if bound[0] else ends).append(code)
         return begins, [codes.cast(end, "int32") for end in ends]
 
-    def constants(self, walks: Sequence[WalkText]) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[tuple[str, str, str]]:
         kernel, roles = self.kernel, self.kernel.roles
         assert roles is not None
         assert self.row_axis is not None

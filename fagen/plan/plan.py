@@ -162,8 +162,6 @@ class KernelPlan:
     columns: int
     resident: int
     """Blocks that a multiprocessor is to hold at once, which limits their registers."""
-    l2_bytes: int
-    """What the GPU keeps of what blocks read, for all of them."""
     shared: tuple[SharedTile, ...]
     ranges: tuple[RangePlan | None, ...]
     """For each walk, what bounds its loop; None where it visits every tile."""

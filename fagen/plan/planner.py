@@ -230,7 +230,6 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         rows=tiles.rows,
         columns=tiles.columns,
         resident=own.blocks,
-        l2_bytes=arch_for(problem.arch).l2_bytes,
         shared=shared_tiles(counts, tiles),
         ranges=tuple(_range(walk, stage, axis) if schedule in LOOPS else None for walk in stage.walks),
         roles=tiles.roles,

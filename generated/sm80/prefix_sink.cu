@@ -48,7 +48,6 @@ constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // 
 constexpr int FEATURES = 12;  // of a weighted sum, each thread's share
 constexpr int WIDTH_D = 80, WIDTH_DV = 48;  // columns of a tile in shared memory
 constexpr uint32 Q_AT = 0, K_AT = 22528, V_AT = 33792;  // where tiles lie in shared memory, in bytes
-constexpr int NEAR = 81920;  // columns, of which half the L2 cache holds all
 
 // Where a block works, and what is the same for all of it.
 struct Block {
@@ -66,22 +65,16 @@ struct Row {
   float m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
 };
 
-// Where this block works. Heads are taken some at a time, so that what they read stays in the cache. Of these
-// the last rows come first: they have most to do where a mask grows with the row.
+// Where this block works; the last rows come first, they have most to do where a mask grows with the row.
 __device__ __forceinline__ Block this_block(const Params& p) {
   Block block;
   int rest = again(blockIdx.x);
-  const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q, all = p.batch * p.kv_heads * p.group;
-  const int near = minimum(maximum(NEAR / maximum(p.kv_len, 1), 1) * p.group, all);
-  const int first = rest / (near * tiles) * near;
-  rest -= first * tiles;
-  const int place = first + take(rest, minimum(near, all - first));
-  block.q_start = (tiles - 1 - rest) * BLOCK_Q;
-  rest = place;
   block.g = take(rest, p.group);
   block.hk = take(rest, p.kv_heads);
   block.b = take(rest, p.batch);
   block.h = block.hk * p.group + block.g;
+  const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
+  block.q_start = (tiles - 1 - rest) * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;

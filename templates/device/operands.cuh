@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& 
   constexpr bool STEADY = !Layout::SWIZZLED || STEP % 8 == 0;
   const int row = threadIdx.x / TEAM, column = threadIdx.x % TEAM * 8, at = opaque(tile.at(row, column));
   const int rows = length - first;
-  data = opaque(data + (static_cast<int64>(first) + row) * row_step + column);
+  data = opaque(data + static_cast<int>(static_cast<uint32>(first) + row) * row_step + column);
 #pragma unroll
   for (int i = 0; i < ROWS; i += STEP) {
 #pragma unroll

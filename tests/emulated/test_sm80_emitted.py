@@ -157,18 +157,3 @@ def test_a_call_takes_the_way_its_addresses_allow(offset: int) -> None:
         out = fg.attention(*parts, mask=fg.causal(), family="sm80")
         expected = fg.attention(*(x.clone() for x in parts), mask=fg.causal(), family="sm80")
         assert torch.equal(out, expected)
-
-
-# ------------------------------------------------------------------------------------------------------ order
-
-
-@pytest.mark.parametrize("heads_near", [1, 2, 3])
-def test_heads_are_taken_some_at_a_time(heads_near: int) -> None:
-    """Whatever the cache holds, each tile of each head is done, and once."""
-    generator = torch.Generator().manual_seed(2)
-    shapes = (2, 3, 70, HEAD_DIM), (2, 3, 70, HEAD_DIM), (2, 3, 70, V_HEAD_DIM)
-    values = [torch.randn(shape, generator=generator).to(torch.float16) for shape in shapes]
-    plan = small_plan(causal.trace().graph, values)
-    row_bytes = 2 * (round_up(HEAD_DIM, FRAGMENT) + round_up(V_HEAD_DIM, FRAGMENT))
-    kernel = replace(plan.kernels[0], l2_bytes=2 * row_bytes * 70 * heads_near)
-    assert is_right(Run(replace(plan, kernels=(kernel,))), values)
