@@ -7,10 +7,34 @@ from functools import lru_cache
 from typing import Any
 
 from fagen.errors import DtypeError
-from fagen.ir.graph import FALSE, Axis, Input
+from fagen.ir.graph import FALSE, Axis, Input, Node
 from fagen.lang.axes import parse_layout
-from fagen.lang.expr import Expr, capture, describe, fault, inf, is_number, is_tensor, kv, scalar, size
-from fagen.lang.ops import dot, logsumexp, logsumexp_with_sink, rsqrt, softmax, where
+from fagen.lang.expr import (
+    CACHE_SIZE,
+    Expr,
+    capture,
+    captures_of,
+    describe,
+    fault,
+    inf,
+    is_number,
+    is_tensor,
+    kv,
+    node_of,
+    scalar,
+    size,
+)
+from fagen.lang.ops import (
+    RANDOM_STEPS,
+    dot,
+    dropout_threshold,
+    logsumexp,
+    logsumexp_with_sink,
+    ordinals,
+    rsqrt,
+    softmax,
+    where,
+)
 from fagen.lang.ops import dropout as drop
 from fagen.lang.trace import Traced, Tracing, finish
 
@@ -60,18 +84,39 @@ def attention(
             s = _scored(function, s)
         if bias is not None:
             s = s + _bias(bias)
-        if mask is not None:
-            s = where(_mask(mask), s, -inf)
+        kept = None if mask is None else _mask(mask)
         logit = None if sink is None else _sink(sink)
-        p = softmax(s, over="kv", sink=logit)
-        outputs = [dot(drop(p, dropout), v, over="kv")]
-        names: tuple[str, ...] = ("out",)
-        layouts = [result]
-        if return_lse:
-            outputs.append(logsumexp(s) if logit is None else logsumexp_with_sink(s, logit))
-            names, layouts = ("out", "lse"), [*layouts, ("b", "h", "q")]
-        about = _about(mask, score, dropout)
-        return finish("attention", arguments, tuple(outputs), names, tuple(layouts), about)
+        count = ordinals.get()
+        assert count is not None
+        nodes = _weighted(
+            s.node,
+            None if kept is None else node_of(kept),
+            None if logit is None else logit.node,
+            dropout_threshold(dropout),
+            count.used,
+            bool(return_lse),
+            v.node,
+        )
+        captures = captures_of(*(each for each in (kept, s, logit) if each is not None))
+        outputs = tuple([Expr(node, captures) for node in nodes])
+        names, layouts = (("out", "lse"), (result, ("b", "h", "q"))) if return_lse else (("out",), (result,))
+        return finish("attention", arguments, outputs, names, layouts, _about(mask, score, dropout))
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _weighted(
+    s: Node, kept: Node | None, sink: Node | None, threshold: int, ordinal: int, return_lse: bool, v: Node
+) -> tuple[Node, ...]:
+    """The outputs of scores: masked, weighed, dropped, summed; the ``ordinal`` is that of the dropout."""
+    scores, logit = Expr(s), None if sink is None else Expr(sink)
+    if kept is not None:
+        scores = where(Expr(kept), scores, -inf)
+    p = drop(softmax(scores, over="kv", sink=logit), threshold / RANDOM_STEPS)
+    out = dot(p, Expr(v), over="kv")
+    if not return_lse:
+        return (out.node,)
+    lse = logsumexp(scores) if logit is None else logsumexp_with_sink(scores, logit)
+    return out.node, lse.node
 
 
 _DEFAULT_SCALE = rsqrt(size("d"))
