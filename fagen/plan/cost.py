@@ -659,13 +659,13 @@ class Model:
             area = tiles.block_own * tiles.block_walk
             for inner in step.terms:
                 depth = round_up(inner, VECTOR)
-                fma += area * depth
+                fma += area * depth * (1 + 1 / _part(depth))
                 vectors += depth / VECTOR * (own + walk)
                 shared += warps * depth / VECTOR * _wavefronts(tiles, own, walk)
             for features in step.weighted:
                 width = feature_width(features, tiles)
                 share = width / tiles.columns
-                fma += area * width
+                fma += area * width * (1 + 1 / tiles.block_walk)
                 vectors += tiles.block_walk * (own / VECTOR + max(share / VECTOR, 1.0)) + own * walk
                 shared += warps * tiles.block_walk / VECTOR * _wavefronts(tiles, own, max(share, VECTOR))
                 shared += warps * own * walk
@@ -683,6 +683,7 @@ class Model:
             share = ceil_div(tiles.block_feature, tiles.columns)
             fma = tiles.block_own * tiles.block_walk * tiles.block_feature
             if tiles.tiling == "registers":
+                fma *= 1 + 1 / _part(tiles.block_walk)
                 parts = max(own / VECTOR, 1.0), max(share / VECTOR, 1.0)
                 vectors = tiles.block_walk * sum(parts)
                 shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
@@ -697,8 +698,6 @@ class Model:
             issue += step.scalars * tiles.rows * tiles.block_walk
         pointwise, special = self._pointwise(number, tiles)
         issue += pointwise
-        if tiles.tiling == "registers":
-            fma *= 1 + 1 / VECTOR  # a vector's terms are summed alone first
         issue += fma + vectors * tiles.threads
         busy = (
             fma / arch.fp32_fma_per_cycle,
@@ -907,6 +906,11 @@ class Model:
             seconds=LAUNCH_SECONDS + max(times.values()),
             bound=_within_tile(costs[-1]) if bound == "arithmetic" else bound,
         )
+
+
+def _part(depth: int) -> int:
+    """Terms of a product that are summed alone first."""
+    return 16 if depth > 64 else 8 if depth > 16 else 4
 
 
 def _wavefronts(tiles: Tiles, own: float, walk: float) -> float:

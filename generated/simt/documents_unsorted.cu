@@ -47,7 +47,7 @@ struct Params {
 // min0 = min over kv of ids[b, kv]
 // max1 = max over kv of ids[b, kv]
 extern "C" __global__ void __launch_bounds__(128) prepare0(const __grid_constant__ Params p) {
-  constexpr int BLOCK_KV = 32;
+  constexpr int BLOCK_KV = 64;
   const int lane = threadIdx.x % 32;
   const int kv_blocks = (p.kv_len + 4 * BLOCK_KV - 1) / (4 * BLOCK_KV);
   const int kv_tile = blockIdx.x % kv_blocks * 4 + threadIdx.x / 32;
@@ -101,12 +101,12 @@ extern "C" __global__ void __launch_bounds__(128) prepare1(const __grid_constant
   if (lane == 0) min1_at[q_tile * p.min1_q] = min1;
 }
 
-constexpr int BLOCK_Q = 128, BLOCK_KV = 32;  // rows of a block, columns of a tile
-constexpr int THREADS = 128, LANES = 8;  // LANES of them share a row
+constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
+constexpr int THREADS = 256, LANES = 8;  // LANES of them share a row
 constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
 constexpr int FEATURES = 8;  // of a weighted sum, each thread's share
 // where tiles lie in shared memory, in bytes
-constexpr uint32 Q_AT = 0, K_AT = 34816, V_AT = 43520, W_AT = 52224;
+constexpr uint32 Q_AT = 0, K_AT = 34816, V_AT = 52224, W_AT = 69632;
 
 // Where a block works, and what is the same for all of it.
 struct Block {
@@ -246,7 +246,7 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, cons
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Params p) {
   const Block block = this_block(p);
   const int row0 = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
   Row rows[ROWS];
