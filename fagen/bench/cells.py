@@ -90,7 +90,6 @@ class Grid:
     length (`TOKENS` in all) and from the head dim; ``kv_heads`` of None are as many as query heads.
     """
 
-    about: str
     dims: tuple[tuple[int, int], ...]
     variants: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -134,16 +133,13 @@ def _square(*dims: int) -> tuple[tuple[int, int], ...]:
 _BOTH = ("full", "causal")
 
 GRIDS: Mapping[str, Grid] = {
-    "short": Grid("a minute", _square(128), _BOTH, (1024, 8192)),
-    "lengths": Grid(
-        "the usual head dims", _square(64, 128, 256), _BOTH, (512, 1024, 2048, 4096, 8192, 16384)
-    ),
-    "dims": Grid("other head dims", (*_square(72, 80, 96, 112, 160, 192), (192, 128)), _BOTH, (2048, 8192)),
-    "variants": Grid("masks and scores", _square(128), tuple(VARIANTS), (8192,), batch=2, q_heads=16),
-    "decode": Grid(
-        "one query", _square(128), ("full",), (4096, 8192, 131072), batch=16, q_heads=32, kv_heads=8, q_len=1
-    ),
+    "short": Grid(_square(128), _BOTH, (1024, 8192)),
+    "lengths": Grid(_square(64, 128, 256), _BOTH, (512, 1024, 2048, 4096, 8192, 16384)),
+    "dims": Grid((*_square(72, 80, 96, 112, 160, 192), (192, 128)), _BOTH, (2048, 8192)),
+    "variants": Grid(_square(128), tuple(VARIANTS), (8192,), batch=2, q_heads=16),
+    "decode": Grid(_square(128), ("full",), (4096, 8192, 131072), batch=16, q_heads=32, kv_heads=8, q_len=1),
 }
+"""A few cells in a minute; the usual head dims; others; masks and scores; one query for many keys."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fagen.bench.contenders import Contender, Inputs, Ready
 
 GRID = Grid(
-    "time and memory against the length",
     ((64, 64),),
     ("causal",),
     tuple(512 << doubling for doubling in range(8)),

@@ -9,6 +9,7 @@ from typing import Any
 
 from fagen.bench.cells import Cell
 from fagen.bench.measure import Measured, Protocol, Result
+from fagen.bench.variants import VARIANTS
 
 FORMULAS: Mapping[str, str] = {
     "pairs": "pairs of a query and a key that the mask allows, over batch and heads; causal: half of all",
@@ -196,6 +197,9 @@ def to_json(report: Report) -> dict[str, Any]:
         "protocol": asdict(report.protocol),
         "formulas": dict(FORMULAS),
         "contenders": dict(report.about),
+        "variants": {
+            name: VARIANTS[name].about for name in dict.fromkeys(each.cell.variant for each in report.cells)
+        },
         "cells": [_cell_json(report, each) for each in report.cells],
     }
 

@@ -464,6 +464,7 @@ def test_what_is_missing_is_listed_with_its_reason():
 def test_json_has_every_figure():
     found = json.loads(json.dumps(to_json(TWO), allow_nan=False))
     assert found["protocol"] == asdict(QUICK)
+    assert found["variants"] == {"full": "no mask", "causal": "kv <= q"}
     first, second = found["cells"]
     assert (first["q_len"], first["flops"], first["best_peer"]) == (8192, FULL.flops, "flex")
     assert first["results"]["sm90"]["seconds"] == pytest.approx(
@@ -580,4 +581,4 @@ def test_worst_comparison_is_the_one_that_fails():
 
 def test_grids_have_what_they_say():
     assert GRIDS["variants"].variants == tuple(VARIANTS)
-    assert all(grid.about for grid in GRIDS.values())
+    assert all(grid.cells() for grid in GRIDS.values())
