@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fagen.bench.cells import Cell
 from fagen.bench.variants import VARIANTS
 from fagen.calls.values import STORAGE_OF
-from fagen.compile import problem_of
+from fagen.compile import backward_of, problem_of
 from fagen.errors import PlanError
 from fagen.ir.check import bind_sizes
 from fagen.ir.graph import Input
@@ -39,7 +41,12 @@ def problem_for(cell: Cell, family: str | None, arch: str) -> tuple[Problem, dic
         *(_STORAGES[cell.dtype],) * 3,
         *(STORAGE_OF[value.dtype] for argument, value in captured if isinstance(argument, Input)),
     )
-    return problem_of(traced.graph, arch_for(arch).name, family, inputs, sizes), sizes
+    problem = problem_of(traced.graph, arch_for(arch).name, family, inputs, sizes)
+    if cell.direction == "backward":
+        other, _ = backward_of(problem)
+        problem = problem_of(other.graph, other.arch, other.family, other.inputs, sizes)
+        problem = replace(problem, outputs=other.outputs)
+    return problem, sizes
 
 
 def predicted_seconds(cell: Cell, family: str | None, arch: str) -> float | str:

@@ -22,6 +22,7 @@ from fagen.bench.check import Expected, sampled_rows
 from fagen.bench.contenders import NO_ROOM, PEERS, Contender, Inputs, Ready, directed, told
 from fagen.bench.lineup import contender_of, own, peers
 from fagen.bench.measure import Measured, Protocol, Result, Timing, alternate, burst, measure, measure_cell
+from fagen.bench.model import predicted_seconds, problem_for
 from fagen.bench.report import (
     Report,
     best_peer,
@@ -536,6 +537,17 @@ def test_the_model_is_shown_without_a_gpu():
     assert [line[:3] for line in shown] == [
         [dims, mask, "512"] for dims in ("64", "300/64") for mask in ("full", "causal")
     ]
+
+
+def test_the_model_plans_the_direction_that_is_asked_for():
+    forward, backward = (cell("causal", 4096, head_dim=64, v_head_dim=64, direction=each)
+                         for each in ("forward", "backward"))  # fmt: skip
+    assert problem_for(backward, "simt", "A100")[0].graph.direction == "backward"
+    seconds = [predicted_seconds(each, "simt", "A100") for each in (forward, backward)]
+    assert 2 * seconds[0] < seconds[1] < 6 * seconds[0]
+    told_ = predicted_seconds(replace(forward, dtype="fp32"), "sm90", "H100")
+    assert isinstance(told_, str)
+    assert "16-bit" in told_
 
 
 def test_the_figure_of_the_model(tmp_path: Path):
