@@ -209,6 +209,10 @@ def _choose(
             how, model = "forward_roles" if roles else schedule, Model(counts, lengths, arch)
             return _Choice(family, how, axis, model, ranked, (*misfits, *more))
         misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
+    if problem.family in WITH_ROLES and misfits and misfits[-1].candidate == problem.family:
+        raise PlanError(
+            f"family {problem.family!r} can't run it: {misfits[-1].reason}", works="another family does"
+        )
     raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import fagen as fg
 from fagen.calls.prepared import emulation
+from fagen.plan.arch import arch_for
 from masks import MASKS
 from sampler import (
     FACTORS,
@@ -20,8 +21,8 @@ from sampler import (
     sample,
 )
 
-FAMILIES = ("simt", "sm80")
-THINNED = {"sm80": 3}
+FAMILIES = ("simt", "sm80", "sm90")
+THINNED = {"sm80": 3, "sm90": 6}
 """Of these families every so many cases: a GPU runs all of them."""
 GPUS = ("A100", "RTX 3090", "RTX 4090", "H100")
 GRADIENTS = 7
@@ -90,6 +91,7 @@ def test_checkers_find_nothing(family: str, checker: str, case: Case) -> None:
         pytest.param(f, gpu, case, id=_named(f, gpu.replace(" ", ""), case))
         for f in FAMILIES
         for number, gpu in enumerate(GPUS)
+        if f in arch_for(gpu).families
         for case in _cases(f, 60, 7 + 11 * number)
     ],
 )

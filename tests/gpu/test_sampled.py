@@ -10,7 +10,7 @@ from sampler import Case, build_all, check, longer, of_the_file, sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 
-FAMILIES = ("simt", "sm80")
+FAMILIES = ("simt", "sm80", "sm90")
 
 
 @pytest.fixture(scope="module", autouse=True)
