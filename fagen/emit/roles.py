@@ -16,13 +16,13 @@ from fagen.derive.unscale import common_factor
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import Lowering
 from fagen.emit.code import PRODUCT, Code
-from fagen.emit.forward import ForwardLoop, LoopBuilder, StateText, TileText, WalkText, conjuncts, old
+from fagen.emit.forward import ForwardLoop, LoopBuilder, ProductText, StateText, TileText, WalkText, conjuncts, old
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.ir import graph as ir
 from fagen.ir.graph import ONE, Axis, Index, Input, Map, Node
 from fagen.plan.plan import STORAGE_BYTES, Roles
-from fagen.plan.warpgroups import DEPTH, GROUP_ROWS, REGISTERS, padded, panel_columns
+from fagen.plan.warpgroups import DEPTH, GROUP_ROWS, REGISTERS, WORKS, padded, panel_columns
 
 _PLACES = {
     "works": "WORKS_AT",
@@ -92,6 +92,14 @@ class ForwardRoles(ForwardLoop):
         """One copy for each type of a tile."""
         found = {copy.kind: copy for copy in (*self.copies, *([self.out] if self.out else []))}
         return list(found.values())
+
+    def copy_of(self, tile: TileText) -> CopyText:
+        """How a tile is copied."""
+        return next(copy for copy in self.copies if copy.tile is tile)
+
+    def factors(self, product: ProductText) -> list[tuple[CopyText, CopyText]]:
+        """The tiles that are multiplied and summed."""
+        return [(self.copy_of(own), self.copy_of(other)) for own, other in product.factors]
 
     @property
     def chained(self) -> bool:
@@ -211,6 +219,17 @@ class ForwardRoles(ForwardLoop):
         """How many works have the same rows."""
         return " * ".join(self.length(axis) for axis in self.grid_axes) or "1"
 
+    def searches(self, walk: WalkText) -> bool:
+        """Whether a walk may pass over tiles between those it visits."""
+        return bool(walk.loop.skip) or len(walk.loop.ranges) > 1
+
+    def before(self, walk: WalkText) -> str:
+        """The tile before this one of a walk that visits all of them; -1 if there is none."""
+        start, first = walk.loop.start, self.loop_first(walk)
+        if first == "0":
+            return f"maximum({start} - {self.walk}, -1)"
+        return f"{start} - {self.walk} >= {first} ? {start} - {self.walk} : -1"
+
     def behind(self, walk: WalkText) -> str:
         """A multiple of a tile's columns behind the last tile."""
         if len(walk.loop.ranges) > 1:
@@ -322,6 +341,7 @@ class _Builder(LoopBuilder):
                 "rows of a block, columns of a tile",
             ),
             ("int", f"ROW_STAGES = {roles.own_stages}, STAGES = {roles.stages}", "buffers of each tile"),
+            ("int", f"WORKS = {WORKS}, WORDS = {1 + len(kernel.grid_axes)}", "works announced at once"),
             (
                 "int",
                 ", ".join([f"LANES = 4, ROWS = 2, COLUMNS = {walk} / LANES", *shares]),

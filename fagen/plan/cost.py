@@ -408,7 +408,9 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
     own_tiles = profile.passes[-1].own_tiles
     if tiles.roles is not None and profile.operand is not None:
         walks = [(step.walk_tiles, step.operands) for step in profile.passes]
-        return warpgroups.layout(tiles.roles, tiles.block_walk, profile.operand, own_tiles, walks)
+        return warpgroups.layout(
+            tiles.roles, tiles.block_walk, profile.operand, own_tiles, walks, len(profile.grid_axes)
+        )
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end
     for number, step in enumerate(profile.passes):

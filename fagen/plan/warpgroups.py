@@ -17,6 +17,8 @@ GROUP_ROWS = 64
 GROUP_THREADS = 128
 MOST_COLUMNS = 256
 """The other side of a product."""
+WORKS = 8
+"""Announced to consumers and kept until they have stored results: more than buffers can be ahead."""
 DEPTH = 16
 """Positions that one step of a product sums over."""
 
@@ -53,11 +55,12 @@ def layout(
     storage: Storage,
     own: Sequence[int],
     walks: Sequence[tuple[Sequence[int], Sequence[int]]],
+    grid_axes: int,
 ) -> list[tuple[str, Storage, int, int, int, int, int]]:
     """The fields of each `SharedTile`, and its bytes.
 
     ``own`` has the columns of each own operand, ``walks`` of each walk those of the operands of its products
-    and of its sums. A tile's buffers follow one another; tiles of different walks overlap.
+    and of its sums; a work has a position of each of so many axes of the grid, beside its rows. A tile's buffers follow one another; tiles of different walks overlap.
     """
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
@@ -81,7 +84,7 @@ def layout(
     sums = any(operands for _, operands in walks)
     pipes = roles.own_stages * roles.consumers, roles.stages, roles.stages if sums else 0
     for name, words in (
-        ("works", 4),
+        ("works", WORKS * (1 + grid_axes)),
         ("visits", 2 * roles.stages),
         *(
             (name, 4 * count)

@@ -10,14 +10,16 @@
 //
 //   Ring<STAGES> at                      a position in buffers used in turn: at.stage(), at.parity(), at.next()
 //   Pipe<STAGES> pipe(address)           Pipe::BYTES of barriers for them: filled by copies, freed by their readers
-//   pipe.init(readers)                   by one thread; so many arrivals free a buffer
+//   pipe.init(readers)                   by one thread; so many threads or warps free a buffer
 //   pipe.wait_free(at)                   by the thread that fills: until the buffer is free
 //   pipe.fill(at, bytes)                 by it, then: announces the bytes and gives the barrier on which copies report
 //   pipe.wait(at)                        until the buffer is filled
-//   pipe.free(at)                        by one thread of each reader, once all of its threads have waited and read
+//   pipe.free(at)                        by one thread, once all it stands for have waited and read
+//   pipe.free_by_warp(at)                by all of a warp: its threads have waited and read
 #pragma once
 
 #include "shared.cuh"
+#include "warp.cuh"
 
 struct Barrier {
   static constexpr uint32 BYTES = 8;
@@ -98,4 +100,9 @@ struct Pipe {
 
   __device__ __forceinline__ void wait(Ring<STAGES> at) const { ::wait(filled(at.stage()), at.parity()); }
   __device__ __forceinline__ void free(Ring<STAGES> at) const { arrive(freed(at.stage())); }
+
+  __device__ __forceinline__ void free_by_warp(Ring<STAGES> at) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) free(at);
+  }
 };

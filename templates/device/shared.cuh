@@ -6,6 +6,7 @@
 //   load_vector<N>(tile, i)          elements i .. i + N - 1 as a Vec<T, N>, one access; i a multiple of N
 //   store_vector(tile, i, v)         the same, written
 //   tile.address_of(i)               block-relative byte address of element i
+//   buffer<T>(address, i)            number i of T's that follow one another from byte `address`, T::BYTES each
 //
 // The launch gives the size in bytes. Views may share bytes where a barrier parts their uses.
 #pragma once
@@ -35,6 +36,11 @@ __device__ __forceinline__ Vec<T, N> load_vector(const Shared<T, COUNT>& tile, i
 template <class T, int COUNT, int N>
 __device__ __forceinline__ void store_vector(const Shared<T, COUNT>& tile, int i, const Vec<T, N>& value) {
   store_vector(&tile[i], value);
+}
+
+template <class T>
+__device__ __forceinline__ T buffer(uint32 address, uint32 i) {
+  return T(address + i * T::BYTES);
 }
 
 // Where instructions on shared memory find byte `address` of the block's, and element i of a view.

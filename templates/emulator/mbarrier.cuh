@@ -3,6 +3,7 @@
 #pragma once
 
 #include "shared.cuh"
+#include "warp.cuh"
 
 struct Barrier {
   static constexpr uint32 BYTES = 8;
@@ -70,4 +71,8 @@ struct Pipe {
     ::wait(filled(at.stage()), at.parity(), line);
   }
   void free(Ring<STAGES> at, int line = __builtin_LINE()) const { arrive(freed(at.stage()), line); }
+  void free_by_warp(Ring<STAGES> at, int line = __builtin_LINE()) const {
+    __syncwarp(FULL_WARP, line);
+    if (threadIdx.x % 32 == 0) free(at, line);
+  }
 };

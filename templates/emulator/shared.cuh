@@ -46,6 +46,11 @@ inline void store_vector(const Shared<T, COUNT>& tile, int i, const Vec<T, N>& v
   store_vector(tile.access(i, N, line), value, line);
 }
 
+template <class T>
+inline T buffer(uint32 address, uint32 i) {
+  return T(address + i * T::BYTES);
+}
+
 inline uint32 window_address(uint32 address) {
   return address;
 }
