@@ -185,6 +185,11 @@ class ForwardRoles(ForwardLoop):
         return [state for walk in self.walks for state in walk.weighted]
 
     @property
+    def all_weights(self) -> list[str]:
+        """Arrays of weights of all walks, each once."""
+        return list(dict.fromkeys(weights for walk in self.walks for weights in walk.weights))
+
+    @property
     def sums(self) -> list[str]:
         """What functions on results may take of them."""
         return [f"float (&{state.name})[ROWS][{state.share}]" for state in self.all_weighted]
