@@ -13,19 +13,16 @@ inline void wgmma_commit() {
   fagen_product_commit();
 }
 
-// The arrays are what a compiler for GPUs is told of.
+// The arrays that have landed are what a compiler for GPUs is told of.
+struct FagenLanded {
+  FagenLanded() {}
+  template <class Registers>
+  FagenLanded(Registers&) {}
+};
+
 template <int GROUPS>
-inline void wgmma_wait(int line = __builtin_LINE()) {
-  fagen_product_wait(GROUPS, line);
-}
-
-template <int GROUPS, class A>
-inline void wgmma_wait(A&, int line = __builtin_LINE()) {
-  fagen_product_wait(GROUPS, line);
-}
-
-template <int GROUPS, class A, class B>
-inline void wgmma_wait(A&, B&, int line = __builtin_LINE()) {
+inline void wgmma_wait(FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {},
+                       FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, int line = __builtin_LINE()) {
   fagen_product_wait(GROUPS, line);
 }
 
