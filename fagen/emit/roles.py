@@ -129,7 +129,9 @@ class ForwardRoles(ForwardLoop):
         return self.chained and self.roles.consumers > 1 and self.refined(self.walks[0])
 
     def refined(self, walk: WalkText) -> bool:
-        """Whether what is known of a block's tile is asked for the rows of each consumer."""
+        """Whether what is known of a block's tile is asked for the rows of each consumer: where that is a range."""
+        if self.searches(walk):
+            return False
         texts = [
             *(s.text for s in (*walk.loop.before, *walk.loop.tile)),
             walk.loop.skip or "",
@@ -137,22 +139,17 @@ class ForwardRoles(ForwardLoop):
         ]
         texts += [text for pair in walk.loop.ranges for text in pair]
         cheap = not any(re.search(r"partition_point|\[", text) for text in texts)
-        return (
-            cheap and self.row_axis is not None and bool(walk.loop.ranges or walk.loop.skip or walk.loop.full)
-        )
+        return cheap and self.row_axis is not None and bool(walk.loop.ranges or walk.loop.full)
 
     def dead(self, walk: WalkText) -> str:
         """Whether no element of a tile counts, by the bounds of the walk."""
+        if not walk.loop.ranges:
+            return ""
         start, name = walk.loop.start, self.walk_axis
-        tests = []
-        if len(walk.loop.ranges) == 1:
-            begin = walk.loop.ranges[0][0]
-            tests = [f"{start} >= {name}_end"]
-            if begin != "0":
-                tests.append(f"{start} + {self.walk} <= {name}_begin")
-        elif walk.loop.ranges:
-            tests = [f"next_tile<{self.walk}>(begin, end, {start}) != {start}"]
-        return " || ".join([*tests, *([walk.loop.skip] if walk.loop.skip else [])])
+        tests = [f"{start} >= {name}_end"]
+        if walk.loop.ranges[0][0] != "0":
+            tests.append(f"{start} + {self.walk} <= {name}_begin")
+        return " || ".join(tests)
 
     def rescale_of(self, walk: WalkText, state: StateText) -> str:
         """The array that holds what a weighted sum is multiplied by."""
