@@ -69,7 +69,12 @@ class _Tensor:
 
 
 def _steps(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Elements from one position of each dimension to the next, 0 along a length of 1: it broadcasts."""
+    """Elements from one position of each dimension to the next, 0 along a length of 1: it broadcasts.
+
+    All are 0 where there is no element: whatever is read stands for none.
+    """
+    if 0 in shape:
+        return (0,) * len(shape)
     return tuple(stride if extent != 1 else 0 for extent, stride in zip(shape, strides, strict=True))
 
 

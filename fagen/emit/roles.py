@@ -16,7 +16,16 @@ from fagen.derive.unscale import common_factor
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import Lowering
 from fagen.emit.code import PRODUCT, Code
-from fagen.emit.forward import ForwardLoop, LoopBuilder, ProductText, StateText, TileText, WalkText, conjuncts, old
+from fagen.emit.forward import (
+    ForwardLoop,
+    LoopBuilder,
+    ProductText,
+    StateText,
+    TileText,
+    WalkText,
+    conjuncts,
+    old,
+)
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.ir import graph as ir

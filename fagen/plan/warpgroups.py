@@ -45,7 +45,7 @@ def padded(columns: int) -> int:
 def shapes() -> Iterator[tuple[Roles, int]]:
     """Every shape that is tried, with the columns of a tile."""
     for consumers, stages, own_stages in pairs((2, 3, 4, 1), (2, 3, 4), (2, 1)):
-        for columns in (64, 80, 96, 112, 128, 144, 160, 176, 192):
+        for columns in (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192):
             yield Roles(consumers, stages, own_stages), columns
 
 
