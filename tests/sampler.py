@@ -419,7 +419,7 @@ def check_plan_of(case: Case, gpu: str, family: str) -> None:
 
 
 def _run(case: Case, call: Call, family: str, run: Callable[[], Any]) -> Any:
-    """What a call gives; None where it has to be refused and is, since bulk copies can't reach its tensors."""
+    """What a call gives; None where it has to be refused and is: bulk copies can't reach its tensors."""
     if family != "sm90" or bulk_copied(call.tensors):
         return run()
     if case.q_len:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from fagen.derive.bounded import interval
 from fagen.derive.extent import LENGTH, Extent, Extents, bits
 from fagen.derive.unscale import differences
 from fagen.emit.code import (
@@ -73,6 +74,8 @@ _FUNCTIONS: Mapping[str, tuple[str, int]] = {
 """The function of a header for each of the graph's, and what it costs."""
 
 _LOG2E = "LOG2E"
+_SMALL = 64.0
+"""An exponent whose rounding in fp32 changes an exponential less than that to 16 bits."""
 
 
 class Expressions:
@@ -372,7 +375,28 @@ class Lowering:
                 return self._linear(node)
             (a, _), ctype = self._integers(node)
             return self._codes.infix("*", a, self._done[y], ctype, PRODUCT)
-        return self._codes.infix("*", self._done[x], self._done[y], "float", PRODUCT)
+        return self._product([self._done[factor] for factor in self._factors(node)])
+
+    def _factors(self, x: Node) -> list[Node]:
+        """What is multiplied to ``x``: of products in it, too, where rounding may differ."""
+        if not isinstance(x, Map) or x.op != "mul":
+            return [x]
+        return [part for arg in x.args for part in (self._factors(arg) if self._shared.fast else [arg])]
+
+    def _product(self, factors: Sequence[Code]) -> Code:
+        """Factors multiplied from left to right, those that are known all over a block together."""
+        known = [factor for factor in factors if factor.place == BLOCK]
+        others = [factor for factor in factors if factor.place != BLOCK]
+        if len(known) < 2 or not others:
+            known, others = [], [*factors]
+        parts = others + ([self._chain(known)] if known else [])
+        return self._chain(parts)
+
+    def _chain(self, factors: Sequence[Code]) -> Code:
+        first, *rest = factors
+        for factor in rest:
+            first = self._codes.infix("*", first, factor, "float", PRODUCT)
+        return first
 
     def _neg(self, node: Map, x: Node) -> Code:
         return self._codes.make("-{}", (self._done[x],), self._done[x].ctype, UNARY, UNARY)
@@ -425,11 +449,15 @@ class Lowering:
         return self._codes.call("absolute", (a,), ctype)
 
     def _exp(self, node: Map, x: Node) -> Code:
-        """In 16-bit programs, where the exponent is at most 0 (a running maximum is subtracted), the
-        hardware's power of two is exact enough.
+        """In 16-bit programs, where the exponent is at most 0 (a running maximum is subtracted) or known to be
+        small, the hardware's power of two is exact enough.
 
         The factor log2(e) comes after the subtraction: a score near the largest float stays finite.
         """
+        if self._shared.fast and max(map(abs, interval(x))) <= _SMALL:
+            factors = [self._done[factor] for factor in self._factors(x)]
+            exponent = self._product([*factors, self._codes.leaf(_LOG2E, "float")])
+            return self._codes.call("exp2_approx", (exponent,), "float", 2)
         if self._shared.exact or not self._nonpositive(x):
             return self._codes.call("expf", (self._done[x],), "float", 8)
         fused = self._exponential(x) if self._shared.fast else None

@@ -138,7 +138,7 @@ class ForwardRoles(ForwardLoop):
         return self.chained and self.roles.consumers > 1 and self.refined(self.walks[0])
 
     def refined(self, walk: WalkText) -> bool:
-        """Whether what is known of a block's tile is asked for the rows of each consumer: where that is a range."""
+        """Whether what is known of a block's tile is asked for the rows of each consumer: a range is."""
         if self.searches(walk):
             return False
         texts = [

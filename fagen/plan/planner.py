@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fagen.derive.bounded import without_maxima
 from fagen.derive.intervals import RangePlan, ranges
 from fagen.derive.streaming import derive
-from fagen.derive.walk import Stage, Walk
+from fagen.derive.walk import Note, Stage, Walk
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node, Symbol
@@ -81,12 +82,12 @@ def plans(
     found = []
     for number in range(min(most, max(map(len, tries)))):
         kernels, rejected = [], list[Rejected]()
-        for index, (stage, choice) in enumerate(zip(stages, chosen, strict=True)):
+        for index, choice in enumerate(chosen):
             own = tries[index][min(number, len(tries[index]) - 1)]
             function: str = problem.graph.direction
             if len(stages) > 1:
                 function += f"_{index}_{choice.schedule.removeprefix('forward_')}"
-            kernels.append(_kernel(function, stage, choice, own, problem))
+            kernels.append(_kernel(function, choice.stage, choice, own, problem))
             prefix = "" if len(stages) == 1 else f"{function}: "
             rejected += [
                 Rejected(prefix + str(other.tiles), _slower(other, own))
@@ -103,7 +104,7 @@ def plans(
                 buffers=(*buffers, *(each.buffer for each in prepared)),
                 prepared=prepared,
                 outputs=output_storages(problem),
-                notes=derivation.notes,
+                notes=(*derivation.notes, *(note for choice in chosen for note in choice.notes)),
                 rejected=tuple(rejected),
             )
         )
@@ -146,6 +147,9 @@ def _first(used: Sequence[str], families: Sequence[str]) -> str:
 class _Choice:
     """How a stage may run: the tiles that fit, the fastest first, and those that don't."""
 
+    stage: Stage
+    notes: tuple[Note, ...]
+    """What was done to the stage for its family."""
     family: str
     schedule: Schedule
     axis: Axis | None
@@ -196,18 +200,22 @@ def _choose(
     schedule = schedule_of(stage)
     require_sizes(stage, schedule, problem)
     axis = tile_axis_of(stage, schedule)
-    counts = profile(stage, schedule, axis, problem)
     misfits: list[Rejected] = []
     for family in families if schedule in LOOPS else ("simt",):
+        counts = profile(stage, schedule, axis, problem)
         roles = family in WITH_ROLES
         reason = warpgroups.misfit(stage, problem, axis) if roles else None
         if reason is not None:
             misfits.append(Rejected(family, reason))
             continue
+        changed, notes = stage, tuple[Note, ...]()
+        if roles and counts.operand is not None:
+            changed, notes = without_maxima(stage, warpgroups.MOST_EXPONENT[counts.operand])
+            counts = profile(changed, schedule, axis, problem)
         ranked, more = rank(counts, problem, arch, lengths, family)
         if ranked:
             how, model = "forward_roles" if roles else schedule, Model(counts, lengths, arch)
-            return _Choice(family, how, axis, model, ranked, (*misfits, *more))
+            return _Choice(changed, notes, family, how, axis, model, ranked, (*misfits, *more))
         misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
     if problem.family in WITH_ROLES and misfits and misfits[-1].candidate == problem.family:
         raise PlanError(

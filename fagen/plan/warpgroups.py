@@ -5,7 +5,7 @@ What such a block needs in shared memory and registers, which stages it can run,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as pairs
 
 from fagen.derive.walk import Stage
@@ -24,6 +24,9 @@ DEPTH = 16
 
 REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 """Registers of a thread of the producer and of the consumers, by the number of consumers."""
+
+MOST_EXPONENT: Mapping[Storage, float] = {"bf16": 40.0, "fp16": 10.0}
+"""How far from 0 exponents may lie so that weights of a type and their sums in fp32 stay as precise."""
 
 _COORDINATES = 2
 """Axes of a tensor map beside those of a tile."""
@@ -60,7 +63,8 @@ def layout(
     """The fields of each `SharedTile`, and its bytes.
 
     ``own`` has the columns of each own operand, ``walks`` of each walk those of the operands of its products
-    and of its sums; a work has a position of each of so many axes of the grid, beside its rows. A tile's buffers follow one another; tiles of different walks overlap.
+    and of its sums; a work has a position of each of so many axes of the grid, beside its rows. A tile's
+    buffers follow one another; tiles of different walks overlap.
     """
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
