@@ -1,0 +1,95 @@
+"""Programs beyond one softmax in warps with roles, held to the reference; those they can't run are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.calls.prepared import emulation
+from fagen.errors import PlanError
+from fagen.ir.reference import compare, eager, evaluate
+
+Queries, Keys, Values = fg.Tensor["b h q d"], fg.Tensor["b hk kv d"], fg.Tensor["b hk kv dv"]
+
+
+def scores(q: object, k: object) -> object:
+    s = fg.dot(q, k, over="d") * fg.rsqrt(fg.size("d"))
+    return fg.where(fg.kv <= fg.q, s, -fg.inf)
+
+
+@fg.program
+def above_a_threshold(q: Queries, k: Keys, v: Values):
+    weights = fg.softmax(scores(q, k), over="kv")
+    return fg.dot(fg.relu(weights - 0.01), v, over="kv"), fg.logsumexp(scores(q, k), over="kv")
+
+
+@fg.program
+def never_zero(q: Queries, k: Keys, v: Values):
+    """A masked pair has a weight, too: the second walk passes over nothing."""
+    return fg.dot(fg.relu(fg.softmax(scores(q, k), over="kv") + 0.1), v, over="kv")
+
+
+@fg.program
+def statistics(q: Queries, k: Keys):
+    s = scores(q, k)
+    return fg.max(s, over="kv"), fg.logsumexp(s, over="kv")
+
+
+@fg.program
+def weights_and_sums(q: Queries, k: Keys, v: Values):
+    p = fg.softmax(scores(q, k), over="kv")
+    return p, fg.dot(p, v, over="kv")
+
+
+@fg.program
+def two_values(q: Queries, k: Keys, v: Values, w: fg.Tensor["b hk kv e"]):
+    p = fg.softmax(scores(q, k), over="kv")
+    return fg.dot(p, v, over="kv"), fg.dot(p, w, over="kv")
+
+
+@fg.program
+def two_products(q: Queries, k: Keys, v: Values, r: fg.Tensor["b h q r"], t: fg.Tensor["b kv r"]):
+    s = fg.dot(q, k, over="d") + fg.dot(r, t, over="r")
+    return fg.dot(fg.softmax(0.1 * s, over="kv"), v, over="kv")
+
+
+@fg.program
+def decayed(q: Queries, k: Keys, v: Values):
+    return fg.dot(fg.dot(q, k, over="d") * fg.exp(-0.05 * fg.abs(fg.q - fg.kv)), v, over="kv")
+
+
+@fg.program
+def computed_keys(q: Queries, k: Keys, v: Values):
+    return fg.dot(fg.softmax(fg.dot(q, fg.tanh(k), over="d"), over="kv"), v, over="kv")
+
+
+LENGTHS = {"b": 2, "h": 4, "hk": 2, "q": 150, "kv": 170, "d": 32, "dv": 24, "r": 16, "e": 8}
+
+
+def tensors(program: fg.Program) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = [[LENGTHS[axis] for axis in argument.layout] for argument in program.trace().graph.arguments]
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize(
+    "program",
+    [above_a_threshold, never_zero, statistics, weights_and_sums, two_values, two_products, decayed],
+    ids=lambda program: program.name,
+)
+def test_programs_are_right(program: fg.Program) -> None:
+    given = tensors(program)
+    with emulation(schedule="random", seed=5):
+        found = program.options(family="sm90")(*given)
+    graph = program.trace().graph
+    exact, near = evaluate(graph, given), eager(graph, given, torch.bfloat16)
+    outputs = found if isinstance(found, tuple) else (found,)
+    for out, ref, quick in zip(outputs, exact, near, strict=True):
+        compare(out, ref, quick).require(program.name)
+
+
+def test_operands_that_are_not_in_memory_are_refused() -> None:
+    with pytest.raises(PlanError, match="not in memory as it is multiplied"):
+        computed_keys.options(family="sm90")(*tensors(computed_keys))
