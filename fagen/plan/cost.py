@@ -216,6 +216,8 @@ class Pass:
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     slots: tuple[Slots, ...]
+    columns: int
+    """Values of each column that its elements need beside its position."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +293,21 @@ def _slots(roots: Iterable[Node]) -> tuple[Slots, ...]:
     return tuple(Slots(axes, *both) for axes, both in counts.items() if any(both))
 
 
+def _columns(roots: Iterable[Node], own: Axis | None, walked: Axis | None) -> int:
+    """How many numbers of a column, not linear in its position, stand in expressions of elements."""
+    found = {
+        arg
+        for node in ir.walk(roots)
+        if own in node.axes
+        for arg in node.args
+        if walked in arg.axes and own not in arg.axes and not (isinstance(arg, Map) and arg.kind == "bool")
+    }
+    return sum(
+        arg.kind != "int" or any(not isinstance(term, ir.Index | ir.Size) for term in ir.linear(arg)[0])
+        for arg in found
+    )
+
+
 @lru_cache(maxsize=256)
 def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem) -> Profile:
     """The counts of ``stage``, run by ``schedule`` with tiles of ``tile_axis``."""
@@ -328,6 +345,9 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
                 ),
                 writes=writes(walk.stores),
                 slots=_slots([*loaded[0], *loaded[1], *values]),
+                columns=_columns(
+                    [walk.guard, *(state.value for state in walk.states)], tile_axis, stage.walk
+                ),
             )
         )
     features = [axis for walk in stage.walks for state in walk.states for axis in state.features]
@@ -494,7 +514,11 @@ def registers(profile: Profile, tiles: Tiles) -> int:
     if tiles.roles is not None:
         return max(
             warpgroups.registers(
-                tiles.block_walk, max(step.products, 1), min(len(step.weighted), 1), step.weighted
+                tiles.block_walk,
+                max(step.products, 1),
+                min(len(step.weighted), 1),
+                step.weighted,
+                step.columns,
             )
             for step in profile.passes
         )

@@ -32,6 +32,8 @@ _COORDINATES = 2
 """Axes of a tensor map beside those of a tile."""
 _FIXED_REGISTERS = 30
 """Of a consumer: positions, statistics, addresses."""
+_VALUE_REGISTERS = 8
+"""More where columns have values: where these lie, and those of the rows that they meet."""
 
 
 def panel_columns(columns: int) -> int:
@@ -101,9 +103,11 @@ def layout(
     return placed
 
 
-def registers(columns: int, products: int, weights: int, features: Sequence[int]) -> int:
-    """Registers of a consumer's thread, estimated: scores, weights and sums."""
+def registers(columns: int, products: int, weights: int, features: Sequence[int], values: int) -> int:
+    """Registers of a consumer's thread, estimated: scores, weights, sums, and ``values`` of each column."""
     held = products * columns // 2 + weights * columns // 4
+    if values:
+        held += values * columns // 4 + _VALUE_REGISTERS
     return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
 
 

@@ -1,4 +1,4 @@
-"""Programs beyond one softmax in warps with roles, held to the reference; those they can't run are refused."""
+"""Programs beyond one softmax in warps with roles, held to the reference; what they cannot run is refused."""
 
 from __future__ import annotations
 
