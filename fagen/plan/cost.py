@@ -63,6 +63,10 @@ UNHIDDEN = 0.25
 LOOPS = ("forward_loop", "forward_roles")
 """Schedules of stages with products of tiles."""
 WARPGROUP_UNHIDDEN, WARPGROUP_WAIT_CYCLES = 0.6, 100
+WARPGROUP_BESIDE = 0.1
+"""The part of other limits that the tightest one does not hide."""
+WARPGROUP_TILE_CYCLES = 300
+"""From tile to tile: products begin and end, and what they wait for is passed on."""
 WARPGROUP_SLOTS = 90
 """Instructions of a consumer's thread for a tile beside its elements."""
 WORK_CYCLES = {1: 3000, 2: 2000}
@@ -218,6 +222,8 @@ class Pass:
     slots: tuple[Slots, ...]
     columns: int
     """Values of each column that its elements need beside its position."""
+    elements: int
+    """Values that each element reads for itself, random bits among them."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +331,8 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         weighted = [(s.operand, s.features) for s in walk.states if s.operand is not None and s.features]
         operands = dict.fromkeys(weighted)
         loaded = [node for node, _ in own_operands], [node for node, _ in walk_operands]
-        values = [walk.guard, *(state.value for state in walk.states), *(out.node for out in walk.stores)]
+        weighed = [walk.guard, *(state.value for state in walk.states)]
+        values = [*weighed, *(out.node for out in walk.stores)]
         values += [s.operand for s in walk.states if s.operand is not None]
         passes.append(
             Pass(
@@ -345,8 +352,10 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
                 ),
                 writes=writes(walk.stores),
                 slots=_slots([*loaded[0], *loaded[1], *values]),
-                columns=_columns(
-                    [walk.guard, *(state.value for state in walk.states)], tile_axis, stage.walk
+                columns=_columns(weighed, tile_axis, stage.walk),
+                elements=sum(
+                    isinstance(node, Input | Load | Random) and {tile_axis, stage.walk} <= set(node.axes)
+                    for node in ir.walk(weighed)
                 ),
             )
         )
@@ -519,6 +528,7 @@ def registers(profile: Profile, tiles: Tiles) -> int:
                 min(len(step.weighted), 1),
                 step.weighted,
                 step.columns,
+                step.elements,
             )
             for step in profile.passes
         )
@@ -805,7 +815,10 @@ class Model:
         unhidden = WARPGROUP_UNHIDDEN / roles.consumers
         return TileCost(
             *busy,
-            max(busy) + unhidden * (sum(busy[:3]) - max(busy)) + WARPGROUP_WAIT_CYCLES / (roles.stages - 1),
+            max(busy)
+            + unhidden * (sum(busy[:3]) - max(busy))
+            + WARPGROUP_TILE_CYCLES
+            + WARPGROUP_WAIT_CYCLES / (roles.stages - 1),
         )
 
     def needs(self, tiles: Tiles) -> tuple[int, int]:
@@ -911,6 +924,9 @@ class Model:
             "device memory": memory_bytes / arch.memory_bytes_per_second,
         }
         bound = max(times, key=lambda name: times[name])
+        slowest = times[bound]
+        if tiles.roles is not None:
+            slowest += WARPGROUP_BESIDE * (sum(times.values()) - slowest)
         steps = ceil_div(self.walked, tiles.block_walk)
         shared_cycles = sum(part * cost.shared_cycles for part, cost in zip(self.live, costs, strict=True))
         return Cost(
@@ -929,7 +945,7 @@ class Model:
             resident_blocks=resident,
             tiles=costs,
             walk_tiles=tuple(steps * part for part in self.live),
-            seconds=LAUNCH_SECONDS + max(times.values()),
+            seconds=LAUNCH_SECONDS + slowest,
             bound=_within_tile(costs[-1]) if bound == "arithmetic" else bound,
         )
 

@@ -34,6 +34,8 @@ _FIXED_REGISTERS = 30
 """Of a consumer: positions, statistics, addresses."""
 _VALUE_REGISTERS = 8
 """More where columns have values: where these lie, and those of the rows that they meet."""
+_READ_REGISTERS = 32
+"""More where elements read values: several are on their way at once."""
 
 
 def panel_columns(columns: int) -> int:
@@ -48,10 +50,12 @@ def padded(columns: int) -> int:
 
 
 def shapes() -> Iterator[tuple[Roles, int]]:
-    """Every shape that is tried, with the columns of a tile."""
+    """Every shape that is tried, with the columns of a tile; few columns leave registers where little else
+    does."""
     for consumers, stages, own_stages in pairs((2, 3, 4, 1), (2, 3, 4), (2, 1)):
         for columns in (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192):
-            yield Roles(consumers, stages, own_stages), columns
+            if columns >= 64 or consumers <= 2:
+                yield Roles(consumers, stages, own_stages), columns
 
 
 def layout(
@@ -103,11 +107,18 @@ def layout(
     return placed
 
 
-def registers(columns: int, products: int, weights: int, features: Sequence[int], values: int) -> int:
-    """Registers of a consumer's thread, estimated: scores, weights, sums, and ``values`` of each column."""
+def registers(
+    columns: int, products: int, weights: int, features: Sequence[int], values: int, read: int
+) -> int:
+    """Registers of a consumer's thread, estimated: scores, weights, sums, and ``values`` of each column.
+
+    ``read`` counts the values that each element reads for itself.
+    """
     held = products * columns // 2 + weights * columns // 4
     if values:
         held += values * columns // 4 + _VALUE_REGISTERS
+    if read:
+        held += _READ_REGISTERS
     return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
 
 
