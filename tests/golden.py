@@ -56,12 +56,12 @@ class Golden:
     storage: Storage = "fp16"
     backward: bool = False
 
-    def problem(self, family: str) -> Problem:
-        """What is planned, for an A100."""
+    def problem(self, family: str, arch: str = "A100") -> Problem:
+        """What is planned."""
         graph = self.graph()
         kinds: Mapping[str, Storage] = {"float": self.storage, "int": "int32", "bool": "bool"}
         inputs = tuple(kinds[a.stored] for a in graph.arguments if isinstance(a, Input))
-        problem = Problem(graph, "A100", family, self.sizes, inputs)
+        problem = Problem(graph, arch, family, self.sizes, inputs)
         return backward_of(problem)[0] if self.backward else problem
 
 
@@ -95,3 +95,13 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     "sm80": ("causal", "window_softcap", "prefix_sink", "documents", "above_a_threshold"),
 }
 """The programs of each family."""
+
+GOLDEN_SM90: Mapping[str, Golden] = {
+    f"causal_{head_dim}": Golden(
+        lambda: attention(mask=fg.causal(), return_lse=True).graph,
+        (("d", head_dim), ("dv", head_dim)),
+        "bf16",
+    )
+    for head_dim in (64, 128, 256)
+}
+"""Those of the family for Hopper."""

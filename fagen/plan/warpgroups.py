@@ -32,7 +32,7 @@ _COORDINATES = 2
 """Axes of a tensor map beside those of a tile."""
 _FIXED_REGISTERS = 30
 """Of a consumer: positions, statistics, addresses."""
-_VALUE_REGISTERS = 8
+_VALUE_REGISTERS = 24
 """More where columns have values: where these lie, and those of the rows that they meet."""
 _READ_REGISTERS = 32
 """More where elements read values: several are on their way at once."""

@@ -9,7 +9,7 @@ from fagen.run.build import build
 
 FOLDER = Path(__file__).parents[2] / "generated"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.cu"))
-FIRST_ARCH = {"simt": "sm_75", "ladder": "sm_75"}
+FIRST_ARCH = {"simt": "sm_75", "ladder": "sm_75", "sm90": "sm_90a"}
 
 
 def test_there_are_kernels() -> None:

@@ -1,0 +1,71 @@
+"""Kernels of warps with roles as a compiler for Hopper takes them: nothing serialised, nothing spilled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.run.build import Built, build
+
+IDS = torch.tensor([[0, 0, 1, 1]])
+LINES = 410
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "full 64": {"head_dim": 64},
+    "causal 64": {"head_dim": 64, "mask": fg.causal(), "return_lse": True},
+    "softcap 64": {"head_dim": 64, "mask": fg.causal(), "score": fg.softcap(30.0)},
+    "full 128": {"head_dim": 128},
+    "causal 128": {"head_dim": 128, "mask": fg.causal(), "return_lse": True},
+    "window 128": {"head_dim": 128, "mask": fg.sliding_window(1024, 0)},
+    "documents 128": {"head_dim": 128, "mask": fg.document(IDS) & fg.causal()},
+    "alibi 128": {"head_dim": 128, "mask": fg.causal(), "score": fg.alibi()},
+    "sink 128": {"head_dim": 128, "mask": fg.causal(), "sink": torch.zeros(2)},
+    "bias 128": {"head_dim": 128, "score": fg.relative_bias(torch.zeros(2, 99))},
+    "causal 256": {"head_dim": 256, "mask": fg.causal(), "return_lse": True},
+    "prefix 192, 128": {"head_dim": 192, "v_head_dim": 128, "mask": fg.prefix_lm(256)},
+    "causal 80": {"head_dim": 80, "mask": fg.causal()},
+}
+"""Parts of the library, at head dims of each design."""
+
+
+def text_of(name: str) -> str:
+    kernel = fg.compile(**CASES[name], dtype="bf16", arch="H100", family="sm90")
+    return kernel.compiled.candidate(0).emitted.text
+
+
+@lru_cache(maxsize=1)
+def built() -> Mapping[str, Built]:
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(lambda name: build(text_of(name), name="test", arch="sm_90a"), CASES)
+        return dict(zip(CASES, made, strict=True))
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_candidate_builds_well(name: str) -> None:
+    found = built()[name]
+    assert not [line for line in found.warnings if "(C75" in line]
+    for used in found.functions.values():
+        assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0), used
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_is_no_longer_than_a_person_reads(name: str) -> None:
+    """Apart from what sums up tables, which are kernels of their own."""
+    text = text_of(name)
+    first = text.index("constexpr int CONSUMERS")
+    tables = text[text.find("// One warp computes") : first].count("\n") if "// One warp computes" in text else 0
+    lines = text.count("\n") - tables
+    assert lines <= LINES, lines
+
+
+@pytest.mark.nvcc
+def test_a_dropped_register_count_would_be_seen() -> None:
+    """Without a count at entry the compiler ignores what is asked for, and says so."""
+    text = text_of("full 64").replace("__launch_bounds__(THREADS, 1)", "__launch_bounds__(THREADS)")
+    assert [line for line in build(text, name="test", arch="sm_90a").warnings if "(C75" in line]
