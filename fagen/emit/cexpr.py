@@ -449,8 +449,8 @@ class Lowering:
         return self._codes.call("absolute", (a,), ctype)
 
     def _exp(self, node: Map, x: Node) -> Code:
-        """In 16-bit programs, where the exponent is at most 0 (a running maximum is subtracted) or known to be
-        small, the hardware's power of two is exact enough.
+        """In 16-bit programs, where the exponent is at most 0 (a running maximum is subtracted) or known to
+        be small, the hardware's power of two is exact enough.
 
         The factor log2(e) comes after the subtraction: a score near the largest float stays finite.
         """

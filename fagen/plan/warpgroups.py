@@ -34,7 +34,7 @@ _FIXED_REGISTERS = 30
 """Of a consumer: positions, statistics, addresses."""
 _VALUE_REGISTERS = 24
 """More where columns have values: where these lie, and those of the rows that they meet."""
-_READ_REGISTERS = 32
+_READ_REGISTERS = 52
 """More where elements read values: several are on their way at once."""
 
 
@@ -116,9 +116,9 @@ def registers(
     """
     held = products * columns // 2 + weights * columns // 4
     if values:
-        held += values * columns // 4 + _VALUE_REGISTERS
+        held += values * columns // 4 + _VALUE_REGISTERS + columns // 8
     if read:
-        held += _READ_REGISTERS
+        held += _READ_REGISTERS + columns // 8
     return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
 
 
