@@ -462,6 +462,11 @@ class ForwardLoop:
         """Whether ``text`` says ``name`` by itself, not as a member."""
         return re.search(rf"(?<![.\w]){name}\b", text) is not None
 
+    def kept(self, walk: WalkText) -> str:
+        """Whether all maxima that may lag behind are what they were; empty where none may."""
+        lagging = [state.name for phase in walk.phases for state in phase.states if state.slack is not None]
+        return " && ".join(f"row.{name} == {name}_old" for name in lagging)
+
     def loop_first(self, walk: WalkText) -> str:
         """The first position of the first tile."""
         ranges, block, axis = walk.loop.ranges, self.walk, self.walk_axis

@@ -147,8 +147,8 @@ __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUM
     if ((row.m - m_old) * SCALE <= SLACK) row.m = m_old;
     const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
     const float x1 = power(m_old);
-    row.l *= x1;
-    acc_rescale[r] = x1;
+    row.l *= row.m == m_old ? 1.0f : x1;
+    acc_rescale[r] = row.m == m_old ? 1.0f : x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const float x0 = power(s[r][c]);
       row.l += x0;
