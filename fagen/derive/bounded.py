@@ -26,11 +26,12 @@ def without_maxima(stage: Stage, most: float) -> tuple[Stage, tuple[Note, ...]]:
     ``most`` of 0; and which these are."""
     notes = []
     for reference in free_references(stage):
-        name = reference.maximum.name
-        found = _without(stage, reference.maximum, most)
-        if found is not None:
+        maximum = reference.maximum
+        found = _without(stage, maximum, most) if isinstance(maximum, Symbol) else None
+        if found is not None and isinstance(maximum, Symbol):
             stage = found
-            notes.append(Note("free reference", f"{name} is a constant: no exponent exceeds {most:g} then"))
+            text = f"{maximum.name} is a constant: no exponent exceeds {most:g} then"
+            notes.append(Note("free reference", text))
     return stage, tuple(notes)
 
 
