@@ -109,7 +109,7 @@ __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
       const Column& column = columns[c];
-      x0[c] = tanh_approx(s[r][c] * SCALE * 0.033333335f);
+      x0[c] = tanh_approx(s[r][c] * (SCALE * 0.033333335f));
       // q <= kv + q_len - kv_len + 1024 and kv <= q + kv_len - q_len
       if (MASKED &&
           !(kv < p.kv_len && row.q + p.kv_len <= column.n0 && kv + p.q_len <= row.q + p.kv_len)) x0[c] =
