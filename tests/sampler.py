@@ -456,7 +456,9 @@ def check_gradients(case: Case, device: torch.device | str, family: str) -> None
     for i in wanted:
         values[i].requires_grad_()
     seed = _seeded(case, device)
-    outputs = fg.attention(*call.tensors, **call.parts, family=family)
+    outputs = _run(case, call, family, lambda: fg.attention(*call.tensors, **call.parts, family=family))
+    if outputs is None:
+        return
     results = outputs if isinstance(outputs, tuple) else (outputs,)
     draw = torch.Generator().manual_seed(case.seed)
     incoming = [torch.randn(each.shape, generator=draw).to(each) for each in results]
