@@ -81,6 +81,12 @@ def compute(
     seed: Tensor | None = None,
 ) -> Outputs:
     """What `call` returns, always as a tuple; ``seed`` is that of its random bits, by default a new one."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UsageError(
+            "kernels cannot be transformed by torch.func, as by vmap, grad or jvp",
+            call=graph.name,
+            works="call it outside of them; many calls at once are one call with a longer batch",
+        )
     held = kernel or graph
     facts: list[Any] = [id(held), options.family, options.deterministic, torch.is_grad_enabled()]
     device: Any = None

@@ -39,8 +39,8 @@ _RESERVED = frozenset(
     )
 )
 # fmt: on
-_DERIVED = re.compile(r"(acc|is|[lmnstx])\d*")
-"""Names of states, of stored values and of parts of expressions."""
+_DERIVED = re.compile(r"(acc|is|[lmnstx])\d*|\w+_(start|first|last)")
+"""Names of states, of stored values, of parts of expressions and of the ends of tiles."""
 
 
 def axis_name(axis: Axis) -> str:

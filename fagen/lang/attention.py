@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from fagen.errors import DtypeError
-from fagen.ir.graph import FALSE, Axis, Input, Node
+from fagen.ir.graph import FALSE, Axis, Input, Node, split_heads
 from fagen.lang.axes import parse_layout
 from fagen.lang.expr import (
     CACHE_SIZE,
@@ -22,6 +23,7 @@ from fagen.lang.expr import (
     kv,
     node_of,
     scalar,
+    shown,
     size,
 )
 from fagen.lang.ops import (
@@ -42,6 +44,7 @@ LAYOUTS = {"bhsd": ("b h q d", "b hk kv d", "b hk kv dv"), "bshd": ("b q h d", "
 """The axes in memory of q, k and v for each ``layout``."""
 
 PAIRS = ("b", "h", "q", "kv")
+_PAIR_AXES = frozenset(split_heads(PAIRS))
 
 ScoreLike = Callable[[Expr], Any]
 
@@ -75,7 +78,7 @@ def attention(
     Output 0 is laid out as q, output 1 (with ``return_lse``) is (b, h, q). ``scale`` is an argument and None
     is ``1 / sqrt(d)``; ``bias`` broadcasts to (b, h, q, kv); ``sink`` is (h,).
     """
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise fault(f"attention: layout is {layout!r}", works=f"it is {' or '.join(map(repr, LAYOUTS))}")
     arguments, products, v, result = _start(layout)
     with Tracing("attention"):
@@ -111,6 +114,7 @@ def _weighted(
     scores, logit = Expr(s), None if sink is None else Expr(sink)
     if kept is not None:
         scores = where(Expr(kept), scores, -inf)
+    _over_pairs(scores)
     p = drop(softmax(scores, over="kv", sink=logit), threshold / RANDOM_STEPS)
     out = dot(p, Expr(v), over="kv")
     if not return_lse:
@@ -128,8 +132,12 @@ def _scale(scale: float | Expr | None) -> Expr:
     if isinstance(scale, Expr):
         return scale
     if not is_number(scale):
-        raise fault(f"scale is {scale!r}", works="it is a number", kind=DtypeError)
-    return scalar(float(scale), name="scale")
+        works = 'it is a number; one on the device is fg.capture(scale, "")'
+        raise fault(f"scale is {shown(scale)}", works=works, kind=DtypeError)
+    try:
+        return scalar(float(scale), name="scale")
+    except OverflowError:
+        raise fault("scale is too large a number", works="scores are computed in fp32") from None
 
 
 def _scores(score: ScoreLike | Sequence[ScoreLike] | None) -> Sequence[ScoreLike]:
@@ -150,12 +158,25 @@ def _scored(function: Any, s: Expr) -> Expr:
         )
     if not callable(function):
         raise fault(f"score is {function!r}", works="a score is a function of the score", kind=DtypeError)
-    result = function(s)
     name = _score_name(function)
+    if getattr(function, "builds", False):
+        raise fault(f"score is the function {name}", works=f"call it first: {name}()", kind=DtypeError)
+    try:
+        result = function(s)
+    except TypeError:
+        if _takes_one(function):
+            raise
+        raise fault(
+            f"score {name} takes {inspect.signature(function)}",
+            works="a score is a function of the score alone; positions in it are fg.b, fg.h, fg.q, fg.kv",
+            kind=DtypeError,
+        ) from None
     if callable(result) and not isinstance(result, Expr):
         raise fault(f"score {name} returned a function", works=f"call it first: {name}()", kind=DtypeError)
     if not isinstance(result, Expr):
-        raise fault(f"score {name} returned {result!r}", works="it returns an expression", kind=DtypeError)
+        raise fault(
+            f"score {name} returned {shown(result)}", works="it returns an expression", kind=DtypeError
+        )
     if result.node.kind == "bool":
         raise fault(
             f"score {name} returned the mask {describe(result.node)}",
@@ -163,6 +184,26 @@ def _scored(function: Any, s: Expr) -> Expr:
             kind=DtypeError,
         )
     return result
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one value; true where that cannot be read."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature, as some of Python's own
+        return True
+    return True
+
+
+def _over_pairs(s: Expr) -> None:
+    """Refuse scores that differ along another axis than pairs of positions have."""
+    if others := [axis for axis in s.axes if axis not in _PAIR_AXES]:
+        raise fault(
+            f"the scores depend on {' '.join(others)}",
+            works="scores, masks and biases are over b, h, q and kv; a table is indexed: table[fg.q]",
+        )
 
 
 def _score_name(function: object) -> str:

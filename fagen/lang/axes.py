@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from fagen.errors import UsageError
 from fagen.ir.graph import Axis
 
 STANDARD = ("b", "h", "hk", "q", "kv", "d", "dv")
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")  # the emitted text writes lengths in capitals
 
 
 @lru_cache(maxsize=1024)
@@ -33,9 +36,10 @@ def parse_layout(text: str) -> tuple[Axis, ...]:
 def check_name(axis: object, where: str = "") -> Axis:
     """``axis`` if it can name one."""
     inside = f" in {where!r}" if where and where != axis else ""
-    if not isinstance(axis, str) or not axis.isidentifier():
+    if not isinstance(axis, str) or not _NAME.fullmatch(axis):
         raise UsageError(
-            f"{axis!r}{inside} is no axis name", works=f"use {', '.join(STANDARD)} or a word of your own"
+            f"{axis!r}{inside} is no axis name",
+            works=f"use {', '.join(STANDARD)} or a word of your own in small letters",
         )
     if axis == "g":
         raise UsageError(

@@ -92,6 +92,11 @@ def is_tensor(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Number)
 
 
+def shown(value: object) -> str:
+    """A value as a message shows it, a tensor by its shape."""
+    return f"a tensor of shape {tuple(value.shape)}" if is_tensor(value) else repr(value)  # type: ignore[attr-defined]
+
+
 def capture(tensor: Any, axes: str, sorted: bool = False, *, name: str = "captured") -> Expr:
     """A tensor from outside as part of an expression, passed to the kernel at each call.
 
@@ -102,14 +107,15 @@ def capture(tensor: Any, axes: str, sorted: bool = False, *, name: str = "captur
     layout = parse_layout(axes)
     if not is_tensor(tensor):
         raise fault(
-            f"capture takes a tensor, not {tensor!r}",
+            f"{name if name != 'captured' else 'capture'} takes a tensor, not {tensor!r}",
             works="a number is brought in by fg.scalar(x)",
             kind=DtypeError,
         )
     if len(tensor.shape) != len(layout):
+        names = f"{len(layout)} dimension{'' if len(layout) == 1 else 's'}"
         raise fault(
-            f"the captured tensor has shape {tuple(tensor.shape)}, {axes!r} names {len(layout)} axes",
-            works="name each dimension once",
+            f"the {name} tensor has shape {tuple(tensor.shape)}, and {axes!r} names {names}",
+            works="name each of its dimensions",
         )
     stored = stored_kind(tensor.dtype)
     if stored is None:
@@ -299,6 +305,12 @@ class Expr:
     def __invert__(self) -> Expr:
         label = self.label and f"~{_term(self.label, '~')}"
         return Expr(_not(self.node), self.captures, label)
+
+    def __matmul__(self, other: object) -> NoReturn:
+        raise fault(f"{describe(self.node)} stands before @", works='write fg.dot(q, k, over="d")')
+
+    def __pow__(self, other: object) -> NoReturn:
+        raise fault(f"{describe(self.node)} stands before **", works="write x * x, or fg.exp(y * fg.log(x))")
 
     def __neg__(self) -> Expr:
         return Expr(_neg(self.node), self.captures)

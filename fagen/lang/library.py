@@ -28,6 +28,7 @@ def labelled(build: F) -> F:
         result.label = label
         return result
 
+    wrapped.builds = True  # type: ignore[attr-defined]
     return wrapped  # type: ignore[return-value]
 
 

@@ -156,12 +156,14 @@ def _call(function: Callable[..., Any], signature: Signature, parameters: Mappin
 def _read_signature(name: str, function: Callable[..., Any]) -> Signature:
     try:
         shape = inspect.signature(function, eval_str=True)
-    except (NameError, AttributeError) as error:
+    except (NameError, AttributeError, SyntaxError) as error:
         raise UsageError(
             f"an annotation names something unknown ({error})",
             call=name,
             works='write axes as a string, fg.Tensor["b h q d"], with fagen imported beside the function',
         ) from None
+    except ValueError:
+        raise UsageError("its parameters cannot be read", call=name, works="write it with def") from None
     arguments: list[Input | Scalar] = []
     constants: dict[str, Any] = {}
     for label, parameter in shape.parameters.items():

@@ -62,7 +62,7 @@ def examine() -> Diagnosis:
 
 def _cxx() -> str:
     compiler = find_cxx()
-    return f"{compiler.version_text.partition(chr(10))[0]} ({compiler.path})"
+    return f"{compiler.path.name} {compiler.version_text.partition(chr(10))[0]} ({compiler.path})"
 
 
 def _found(name: str, look: Callable[[], str], needed_for: str, remedy: str) -> Finding:

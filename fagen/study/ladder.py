@@ -205,11 +205,13 @@ def saving(step: Step, before: Step | None) -> str:
     parts = []
     if before.moved_bytes > step.moved_bytes:
         parts.append(f"{before.moved_bytes / step.moved_bytes:,.1f} times fewer bytes moved")
+    elif before.moved_bytes < step.moved_bytes:
+        parts.append(f"{step.moved_bytes / before.moved_bytes:,.1f} times more bytes moved at this size")
     if before.kernels > step.kernels:
         parts.append(f"{_counted(before.kernels - step.kernels, 'launch')} fewer")
     if before.extra_bytes > step.extra_bytes:
-        parts.append(f"{quantity(before.extra_bytes - step.extra_bytes, 'B')} of extra memory")
-    return f"{', '.join(parts) or 'nothing at this size'}: {figures}."
+        parts.append(f"{quantity(before.extra_bytes - step.extra_bytes, 'B')} less extra memory")
+    return f"{', '.join(parts) or 'Nothing at this size'}: {figures}."
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,7 +1,7 @@
 // Rung 4 of 5. Element-wise work fused into the products.
 // Changed: What works element by element is applied where a product is stored or loaded. The maximum and the
 // sum of a row stay kernels of their own: each needs a whole row.
-// Saves: 3.3 times fewer bytes moved, 7 launches fewer, 536.7 MB of extra memory: 4 kernels move 3.2 GB and
+// Saves: 3.3 times fewer bytes moved, 7 launches fewer, 536.7 MB less extra memory: 4 kernels move 3.2 GB and
 // need 537.1 MB of extra memory.
 // By the model of A100, at batch 1, kv_heads 8, group 1, q_len 4,096, kv_len 4,096, head_dim 64, v_head_dim
 // 64.

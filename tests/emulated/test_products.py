@@ -244,8 +244,8 @@ def test_a_row_without_other_axes() -> None:
 
 def test_axes_of_any_name() -> None:
     """Names that stand for something else in the emitted text."""
-    names: list[Axis] = ["p", "r", "lane", "rest", "acc", "i", "row", "for"]
-    for own, walk, feature in [names[:3], names[3:6], [names[6], names[7], names[0]]]:
+    names: list[Axis] = ["p", "r", "lane", "rest", "acc", "i", "row", "for", "i_start"]
+    for own, walk, feature in [names[:3], names[3:6], names[6:]]:
         a, b = Input("a", 0, (own, walk), "float"), Input("b", 1, (walk, feature), "float")
         values: list[Any] = [normal(9, 20), normal(20, 13, seed=1)]
         for tiling in TILINGS:

@@ -103,6 +103,13 @@ def with_documents(q: Q, k: K, v: V, doc: fg.Tensor["b q", int]):
     return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
 
 
+def declared_by_text(q):
+    return q
+
+
+declared_by_text.__annotations__["q"] = "b h q d"
+
+
 CALLS = {
     "wrong axis": (
         lambda: wrong_axis(X, X, X),
@@ -117,7 +124,89 @@ CALLS = {
     "an axis nobody knows": (
         lambda: fg.attention(X, X, X, mask=fg.capture(X, "b h q page") > 0),
         UsageError,
-        "attention: the output out has the axes b h page q dv; its layout says b h q dv",
+        "attention: the scores depend on page; scores, masks and biases are over b, h, q and kv; a table is "
+        "indexed: table[fg.q]",
+    ),
+    "a mask over features": (
+        lambda: fg.attention(X, X, X, mask=fg.capture(tensor(16), "d") > 0),
+        UsageError,
+        "attention: the scores depend on d; scores, masks and biases are over b, h, q and kv; a table is "
+        "indexed: table[fg.q]",
+    ),
+    "axes in capitals": (
+        lambda: fg.Tensor["B H S D"],
+        UsageError,
+        "'B' in 'B H S D' is no axis name; use b, h, hk, q, kv, d, dv or a word of your own in small letters",
+    ),
+    "letters that no compiler reads": (
+        lambda: fg.Tensor["λ q"],
+        UsageError,
+        "'λ' in 'λ q' is no axis name; use b, h, hk, q, kv, d, dv or a word of your own in small letters",
+    ),
+    "a score of positions": (
+        lambda: fg.attention(X, X, X, score=lambda s, b, h, q, kv: s),
+        DtypeError,
+        "attention: score <lambda> takes (s, b, h, q, kv); a score is a function of the score alone; "
+        "positions in it are fg.b, fg.h, fg.q, fg.kv",
+    ),
+    "a score that is not called": (
+        lambda: fg.attention(X, X, X, score=fg.alibi),
+        DtypeError,
+        "attention: score is the function alibi; call it first: alibi()",
+    ),
+    "a score that is a tensor": (
+        lambda: fg.attention(X, X, X, score=lambda s: tensor(8, 8)),
+        DtypeError,
+        "attention: score <lambda> returned a tensor of shape (8, 8); it returns an expression",
+    ),
+    "a scale on the device": (
+        lambda: fg.attention(X, X, X, scale=tensor()),
+        DtypeError,
+        "attention: scale is a tensor of shape (); it is a number; one on the device is "
+        'fg.capture(scale, "")',
+    ),
+    "a scale beyond fp64": (
+        lambda: fg.attention(X, X, X, scale=10**400),
+        UsageError,
+        "attention: scale is too large a number; scores are computed in fp32",
+    ),
+    "a layout that is a list": (
+        lambda: fg.attention(X, X, X, layout=["bhsd"]),
+        UsageError,
+        "attention: layout is ['bhsd']; it is 'bhsd' or 'bshd'",
+    ),
+    "a power": (
+        lambda: fg.q**2,
+        UsageError,
+        "q stands before **; write x * x, or fg.exp(y * fg.log(x))",
+    ),
+    "a product of matrices": (
+        lambda: fg.q @ fg.kv,
+        UsageError,
+        'q stands before @; write fg.dot(q, k, over="d")',
+    ),
+    "axes without fg.Tensor": (
+        lambda: fg.program(declared_by_text)(X),
+        UsageError,
+        "declared_by_text: an annotation names something unknown (invalid syntax (<string>, line 1)); write "
+        'axes as a string, fg.Tensor["b h q d"], with fagen imported beside the function',
+    ),
+    "a class without parameters": (
+        lambda: fg.program(dict)(X),
+        UsageError,
+        "dict: its parameters cannot be read; write it with def",
+    ),
+    "vmap": (
+        lambda: torch.vmap(lambda x: fg.attention(x[None], x[None], x[None]))(X),
+        UsageError,
+        "attention: kernels cannot be transformed by torch.func, as by vmap, grad or jvp; call it outside of "
+        "them; many calls at once are one call with a longer batch",
+    ),
+    "functionalize": (
+        lambda: torch.func.functionalize(lambda x: fg.attention(x, x, x))(X),
+        UsageError,
+        "attention: kernels cannot be transformed by torch.func, as by vmap, grad or jvp; call it outside of "
+        "them; many calls at once are one call with a longer batch",
     ),
     "no mask's name": (
         lambda: fg.attention(X, X, X, mask="causl"),

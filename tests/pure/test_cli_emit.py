@@ -230,5 +230,6 @@ def test_doctor_tells_what_is_missing(cold_cache: Path, monkeypatch: pytest.Monk
 @pytest.mark.cxx
 def test_doctor_names_the_compiler(cold_cache: Path):
     found = {each["name"]: each["found"] for each in fagen("doctor", "--json").json["findings"]}
+    assert found["C++ compiler"].startswith(find_cxx().path.name)
     assert str(find_cxx().path) in found["C++ compiler"]
     assert fagen("doctor").code == 0

@@ -61,11 +61,17 @@ def test_known_figures_stand_in_the_table() -> None:
     assert saving(element, None).startswith("Nothing yet: 1 kernel moves 549.8 GB")
 
 
+def test_what_costs_more_is_told() -> None:
+    steps = climb(matmul_ladder(64, "fp32"), matmul_lengths(64))
+    assert saving(steps[2], steps[1]).startswith("1.9 times more bytes moved at this size: ")
+    assert saving(steps[1], steps[1]).startswith("Nothing at this size: ")
+
+
 def test_what_the_last_rung_saves() -> None:
     steps = climb(attention_ladder(), attention_lengths(4096))
     text = saving(steps[4], steps[3])
     assert "3 launches fewer" in text
-    assert "of extra memory" in text
+    assert "less extra memory" in text
     assert text.endswith(f"1 kernel moves {quantity(steps[4].moved_bytes, 'B')}.")
 
 

@@ -166,7 +166,7 @@ BOOL = torch.zeros(3, 3, dtype=torch.bool)
         ({"score": lambda s: s < 0}, "attention: score <lambda> returned the mask .*; give a mask as mask="),
         (
             {"score": [fg.softcap]},
-            r"attention: score softcap returned a function; call it first: softcap\(\)",
+            r"attention: score is the function softcap; call it first: softcap\(\)",
         ),
         ({"score": lambda s: fg.softcap(2.0)}, "score <lambda> returned a function; call it first"),
         ({"scale": "1"}, "attention: scale is '1'; it is a number"),
@@ -178,7 +178,7 @@ BOOL = torch.zeros(3, 3, dtype=torch.bool)
         ({"bias": torch.zeros(1, 1, 1, 1, 1)}, r"bias has the shape \(1, 1, 1, 1, 1\); it broadcasts to"),
         ({"bias": 3.0}, "bias is 3.0; it is a tensor, or an expression"),
         ({"sink": 3.0}, r"sink is 3.0; it is a tensor \(H,\), or an expression"),
-        ({"sink": torch.zeros(2, 2)}, r"the captured tensor has shape \(2, 2\), 'h' names 1 axes"),
+        ({"sink": torch.zeros(2, 2)}, r"the sink tensor has shape \(2, 2\), and 'h' names 1 dimension;"),
         ({"layout": "sbhd"}, "attention: layout is 'sbhd'; it is 'bhsd' or 'bshd'"),
         ({"dropout": 2}, "attention: dropout has the rate 2; a rate is a Python number from 0 to 1"),
     ],

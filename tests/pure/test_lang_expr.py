@@ -254,7 +254,10 @@ DOC = Expr(ir.Input("doc", 3, ("b", "q"), "int", False))
             lambda: fg.capture(3.0, "b"),
             r"capture takes a tensor, not 3.0; a number is brought in by fg.scalar",
         ),
-        (lambda: fg.capture(TENSOR, "b"), r"the captured tensor has shape \(2, 3\), 'b' names 1 axes"),
+        (
+            lambda: fg.capture(TENSOR, "b"),
+            r"the captured tensor has shape \(2, 3\), and 'b' names 1 dimension;",
+        ),
         (
             lambda: fg.capture(TENSOR.to(torch.complex64), "b q"),
             "a tensor of torch.complex64 cannot be captured",

@@ -94,7 +94,7 @@ def test_parameters_may_be_arguments():
             r"relative_bias: the table is \(4, 6\); .* \(H, 2n - 1\)",
         ),
         (lambda: fg.relative_bias(3), "relative_bias: the table is 3"),
-        (lambda: fg.alibi(3), "capture takes a tensor, not 3"),
+        (lambda: fg.alibi(3), "slopes takes a tensor, not 3"),
     ],
 )
 def test_a_mistake_is_answered_in_one_sentence(mistake, sentence):
