@@ -547,12 +547,11 @@ def forward_loop(scope: Scope) -> ForwardLoop:
 class LoopBuilder:
     """The texts of a stage with products, walk by walk."""
 
-    masks_apart = False
-    """Whether elements are masked before their tile is weighed, where that can be."""
-
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.kernel = scope.kernel
+        self.masks_apart = scope.kernel.tiling in ON_TENSOR_CORES
+        """Whether elements are masked before their tile is weighed, where that can be."""
         self.stage = unscaled(scope.kernel.stage)
         assert self.stage.walk is not None
         self.walk_axis: Axis = self.stage.walk
@@ -902,7 +901,16 @@ class LoopBuilder:
 
     def bounds(self, walk: Walk, lower: Lowering) -> tuple[list[Code], list[Code]] | None:
         """Columns of a row from and up to which elements count; None where the guard says more than that."""
-        return None
+        column, codes = Index(self.walk_axis), self.scope.codes
+        begins: list[Code] = []
+        ends = [self.scope.expressions.length(self.walk_axis)]
+        for condition in conjuncts(walk.guard):
+            bound = _solved(condition, column)
+            code = lower(bound[1]) if bound is not None else None
+            if bound is None or code is None or code.ctype != "int32" or code.place.column:
+                return None
+            (begins if bound[0] else ends).append(code)
+        return begins, [codes.cast(end, "int32") for end in ends]
 
     def slack(self, state: State) -> str | None:
         """By how much a maximum may be exceeded before it is replaced; None where it may not."""
@@ -1088,6 +1096,23 @@ class LoopBuilder:
         if at:
             found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
         return found
+
+
+def _solved(condition: Node, column: Node) -> tuple[bool, Node] | None:
+    """A bound of ``column`` that is all a condition says: (whether columns begin there, where that is)."""
+    if not isinstance(condition, Map) or condition.op not in ("le", "lt") or condition.args[0].kind != "int":
+        return None
+    terms, constant = ir.linear(
+        ir.sub(condition.args[1], condition.args[0])
+    )  # it holds where this is not negative
+    terms = dict(terms)
+    step = terms.pop(column, 0)
+    constant -= condition.op == "lt"
+    if abs(step) != 1 or any(ir.depends(term, [column]) for term in terms):
+        return None
+    if step > 0:
+        return True, ir.from_linear({term: -k for term, k in terms.items()}, -constant)
+    return False, ir.from_linear(terms, constant + 1)
 
 
 def rows_name(kernel: KernelPlan) -> str:

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from fagen.derive.invariance import free_references
 from fagen.derive.unscale import common_factor
-from fagen.derive.walk import State, Walk
-from fagen.emit.cexpr import Lowering
-from fagen.emit.code import PRODUCT, Code
+from fagen.derive.walk import State
+from fagen.emit.code import PRODUCT
 from fagen.emit.forward import (
     ForwardLoop,
     LoopBuilder,
@@ -23,13 +22,12 @@ from fagen.emit.forward import (
     StateText,
     TileText,
     WalkText,
-    conjuncts,
     old,
 )
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.ir import graph as ir
-from fagen.ir.graph import ONE, Axis, Index, Input, Map, Node
+from fagen.ir.graph import ONE, Axis, Input, Map, Node
 from fagen.plan.plan import STORAGE_BYTES, Roles
 from fagen.plan.warpgroups import DEPTH, GROUP_ROWS, REGISTERS, WORKS, padded, panel_columns
 
@@ -259,8 +257,6 @@ def forward_roles(scope: Scope) -> ForwardRoles:
 
 
 class _Builder(LoopBuilder):
-    masks_apart = True
-
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.free = {reference.maximum for reference in free_references(scope.kernel.stage)}
@@ -316,18 +312,6 @@ class _Builder(LoopBuilder):
                     code = self.scope.lowering(self.thread_leaves())(factor)
                     return "" if factor is ONE else f" * {self.scope.split([]).text(code, PRODUCT)}"
         return None
-
-    def bounds(self, walk: Walk, lower: Lowering) -> tuple[list[Code], list[Code]] | None:
-        column, codes = Index(self.walk_axis), self.scope.codes
-        begins: list[Code] = []
-        ends = [self.scope.expressions.length(self.walk_axis)]
-        for condition in conjuncts(walk.guard):
-            bound = _solved(condition, column)
-            code = lower(bound[1]) if bound is not None else None
-            if bound is None or code is None or code.ctype != "int32" or code.place.column:
-                return None
-            (begins if bound[0] else ends).append(code)
-        return begins, [codes.cast(end, "int32") for end in ends]
 
     def constants(self) -> list[tuple[str, str, str]]:
         kernel, roles = self.kernel, self.kernel.roles
@@ -451,23 +435,6 @@ class _Builder(LoopBuilder):
         masked = any(ranges is not None for ranges in self.kernel.ranges)
         bytes_ = sum(2 * self._size(key[2]) for key in self.tiles if key[0] != "own")
         return self.scope.parameters.section(self.walk_axis, bytes_ if masked else 0, _CACHE_BYTES)
-
-
-def _solved(condition: Node, column: Node) -> tuple[bool, Node] | None:
-    """A bound of ``column`` that is all a condition says: (whether columns begin there, where that is)."""
-    if not isinstance(condition, Map) or condition.op not in ("le", "lt") or condition.args[0].kind != "int":
-        return None
-    terms, constant = ir.linear(
-        ir.sub(condition.args[1], condition.args[0])
-    )  # it holds where this is not negative
-    terms = dict(terms)
-    step = terms.pop(column, 0)
-    constant -= condition.op == "lt"
-    if abs(step) != 1 or any(ir.depends(term, [column]) for term in terms):
-        return None
-    if step > 0:
-        return True, ir.from_linear({term: -k for term, k in terms.items()}, -constant)
-    return False, ir.from_linear(terms, constant + 1)
 
 
 def _members(loop: ForwardLoop) -> dict[str, Any]:

@@ -90,20 +90,27 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
+// kv <= q
+__device__ __forceinline__ void mask0(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
+    float (&s)[ROWS][COLUMNS]) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    const Row& row = rows[r];
+    const int first = kv_start + lane * 2;
+    const int end = minimum(p.kv_len, row.q + 1) - first;
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const int at = c / 2 * 8 + c % 2;
+      if (at >= end) s[r][c] = -INFINITY;
+    }
+  }
+}
+
 // m = max(m, max_kv s)
 // l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
 //     rsqrt(head_dim) * m)
-template <bool MASKED>
-__device__ __forceinline__ void update0(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    float (&s)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void update0(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      // kv <= q
-      if (MASKED && !(kv < p.kv_len && kv <= row.q)) s[r][c] = -INFINITY;
-    }
     row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
     const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
@@ -199,7 +206,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
         copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
       }
       copy_async_commit();
-      update0<masked.value>(p, rows, kv_start, lane, s);
+      if (masked.value) mask0(p, rows, kv_start, lane, s);
+      update0(rows, s);
       return next;
     };
     int kv_start = 0;

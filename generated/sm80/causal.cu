@@ -54,7 +54,7 @@ struct Block {
 
 // What a thread knows of one of its rows.
 struct Row {
-  int q;
+  int q, n0;
   bool inside;
   float m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
 };
@@ -92,22 +92,30 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
+// kv <= q + kv_len - q_len
+__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
+    float (&s)[ROWS][COLUMNS]) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    const Row& row = rows[r];
+    const int first = kv_start + lane * 2;
+    const int end = minimum(p.kv_len, row.n0) - first;
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const int at = c / 2 * 8 + c % 2;
+      if (at >= end) s[r][c] = -INFINITY;
+    }
+  }
+}
+
 // m = max(m, max_kv s)
 // l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
 //     rsqrt(head_dim) * m)
 // acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
 //     rsqrt(head_dim) * m) * V
-template <bool MASKED>
-__device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
+    float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      // kv <= q + kv_len - q_len
-      if (MASKED && !(kv < p.kv_len && kv + p.q_len <= row.q + p.kv_len)) s[r][c] = -INFINITY;
-    }
     row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
     const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
@@ -171,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const int q = block.q_start + row0 + 8 * r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
+    row.n0 = row.q + p.kv_len - p.q_len + 1;
   }
   const OperandTile<bf16, BLOCK_Q, HEAD_DIM> Q(Q_AT);
 
@@ -198,7 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     }
     copy_async_commit();
     float weights[ROWS][COLUMNS];
-    update<masked.value>(p, rows, kv_start, lane, s, weights);
+    if (masked.value) mask(p, rows, kv_start, lane, s);
+    update(rows, s, weights);
     add_to_acc(weights, V, rows);
     return next;
   };

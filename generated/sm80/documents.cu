@@ -96,23 +96,29 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
+// captured[b, kv] == captured[b, q] and kv <= q
+__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
+    int kv_start, int lane, float (&s)[ROWS][COLUMNS]) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    const Row& row = rows[r];
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
+      const Column& column = columns[c];
+      if (!(kv < p.kv_len && column.table0 == row.table0 && kv <= row.q)) s[r][c] = -INFINITY;
+    }
+  }
+}
+
 // m = max(m, max_kv s)
 // l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
 //     rsqrt(head_dim) * m)
 // acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
 //     rsqrt(head_dim) * m) * V
-template <bool MASKED>
-__device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
-    int kv_start, int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
+    float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      const Column& column = columns[c];
-      // captured[b, kv] == captured[b, q] and kv <= q
-      if (MASKED && !(kv < p.kv_len && column.table0 == row.table0 && kv <= row.q)) s[r][c] = -INFINITY;
-    }
     row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
     const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
@@ -221,7 +227,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
       column.table0 = block.table0[clamp_index(kv, p.table0_position_size) * p.table0_position];
     }
     float weights[ROWS][COLUMNS];
-    update<masked.value>(p, rows, columns, kv_start, lane, s, weights);
+    if (masked.value) mask(p, rows, columns, kv_start, lane, s);
+    update(rows, s, weights);
     add_to_acc(weights, V, rows);
     return next;
   };

@@ -99,22 +99,28 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
+// kv <= q or kv < 256
+__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
+    float (&s)[ROWS][COLUMNS]) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    const Row& row = rows[r];
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
+      if (!(kv < p.kv_len && (kv <= row.q || kv <= 255))) s[r][c] = -INFINITY;
+    }
+  }
+}
+
 // m = max(m, max_kv s)
 // l = l * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv exp(s
 //     * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))
 // acc = acc * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv
 //     exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)) * V
-template <bool MASKED>
-__device__ __forceinline__ void update(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
-    int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void update(const Block& block, Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
+    float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      // kv <= q or kv < 256
-      if (MASKED && !(kv < p.kv_len && (kv <= row.q || kv <= 255))) s[r][c] = -INFINITY;
-    }
     row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
     const Exponential power = Exponential(1.0f, finite_or_zero(maximum(row.m * SCALE, block.table0)));
@@ -206,7 +212,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
     copy_async_commit();
     float weights[ROWS][COLUMNS];
-    update<masked.value>(p, block, rows, kv_start, lane, s, weights);
+    if (masked.value) mask(p, rows, kv_start, lane, s);
+    update(block, rows, s, weights);
     add_to_acc(weights, V, rows);
     return next;
   };
