@@ -67,9 +67,9 @@ __device__ __forceinline__ float total(const float (&x)[N]) {
 }
 
 __device__ __forceinline__ int take(int& rest, int n) {
-  const int place = rest % n;
-  rest /= n;
-  return place;
+  const uint32 all = rest, count = n;  // neither is negative: a shorter division
+  rest = all / count;
+  return all % count;
 }
 
 template <int ROWS_, int WIDTH_>
