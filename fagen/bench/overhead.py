@@ -71,18 +71,14 @@ def _windowed() -> Program:
     return program(windowed)
 
 
-def calls() -> dict[str, Callable[[], object]]:
-    """The calls that are timed, and torch's own beside them."""
+def calls(device: str, arch: str) -> dict[str, Callable[[], object]]:
+    """The calls that are timed, on a device of a row of planning, and torch's own beside them."""
     import torch
 
-    generator = torch.Generator(device="cuda").manual_seed(0)
-    q, k, v = (
-        torch.randn(1, heads, 64, 64, generator=generator, device="cuda").half() for heads in (4, 2, 2)
-    )
-    slopes, slope = torch.rand(4, device="cuda"), 0.25
+    q, k, v = (torch.randn(1, heads, 64, 64, device=device).half() for heads in (4, 2, 2))
+    slopes, slope = torch.rand(4, device=device), 0.25
     mask, windowed = masks.causal(), _windowed()
-    major, minor = torch.cuda.get_device_capability()
-    kernel = compile(mask=mask, head_dim=64, dtype="fp16", arch=f"sm_{major}{minor}")
+    kernel = compile(mask=mask, head_dim=64, dtype="fp16", arch=arch)
     wanted = q.clone().requires_grad_()
     full = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -123,12 +119,12 @@ def load_microseconds() -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(tell: Callable[[str, int, int], None]) -> list[Overhead]:
-    """All of it, on the current GPU."""
+def measure(arch: str, tell: Callable[[str, int, int], None]) -> list[Overhead]:
+    """All of it, on the current GPU, which is one of the row ``arch``."""
     import torch
 
     found = []
-    timed = calls()
+    timed = calls("cuda", arch)
     for done, (name, call) in enumerate(timed.items()):
         tell(name, done, len(timed) + 1)
         found.append(Overhead(name, microseconds(call, torch.cuda.synchronize), BUDGETS_US.get(name)))

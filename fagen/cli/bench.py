@@ -211,7 +211,7 @@ def _figure_overhead(json: Path | None) -> NoReturn:
     from fagen.study.versions import device_name
 
     with show.progress() as progress:
-        found = overhead.measure(progress)
+        found = overhead.measure(row_of(device), progress)
     print(f"microseconds of the host a call, medians, {device_name(device)}")
     show.table(overhead.rows(found))
     if json is not None:

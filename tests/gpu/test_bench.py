@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fagen.bench import overhead
 from fagen.bench.cells import Given, cells_of
 from fagen.bench.contenders import Inputs
 from fagen.bench.measure import Protocol
@@ -73,3 +74,10 @@ def test_a_tuned_plan_is_what_a_later_call_takes(cold_cache: Path):
     taken = Compiled(tuning.problem, tuning.winner).binary(capability)
     assert later.binary(capability, gpu).key == taken.key
     assert Inputs(tuning.cells[0], where).q.shape == (2, 4, 300, 64)
+
+
+def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overhead, "load_microseconds", lambda: 1.0)
+    found = {each.call: each.microseconds for each in overhead.measure(arch_of(device()), lambda *told: None)}
+    assert {"kernel", "program", "attention", overhead.LOAD} < set(found)
+    assert all(0 < each < 1e5 for each in found.values()), found

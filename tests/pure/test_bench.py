@@ -582,6 +582,13 @@ def test_the_time_of_a_call_is_a_median_over_rounds():
     assert [row[""] for row in overhead.rows([late, overhead.Overhead("y", 9.0)])] == ["LATE", ""]
 
 
+def test_every_call_whose_time_is_taken_is_one():
+    found = {name: call() for name, call in overhead.calls("meta", "A100").items()}
+    assert {name: tuple(out.shape) for name, out in found.items()} == dict.fromkeys(found, (1, 4, 64, 64))
+    assert set(overhead.BUDGETS_US) < set(found)
+    compile(overhead._LOAD_SCRIPT, "script", "exec")
+
+
 def test_worst_comparison_is_the_one_that_fails():
     from fagen.bench.check import worst_of
 
