@@ -8,6 +8,7 @@ from pathlib import Path
 from fagen.compile import Compiled, plan_json
 from fagen.emit.params import Field, TensorId
 from fagen.emit.render import laid_out, render
+from fagen.errors import UsageError
 from fagen.ir.graph import Axis, Graph, Input, Scalar
 from fagen.ir.show import length_name
 from fagen.paths import templates_dir
@@ -60,8 +61,14 @@ def extent(axis: Axis) -> str:
 
 def export(compiled: Compiled, folder: Path) -> Path:
     """Write a kernel into ``folder``: NAME.cu, headers, plan.json, plain.h and main.cu; return the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     plan, source = compiled.plan, compiled.source
+    if any(buffer.zeroed for buffer in plan.buffers):
+        raise UsageError(
+            "a kernel that adds to memory at computed positions has no checker of its own",
+            call=compiled.name,
+            works="kernel.source is its text",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
     file = file_name(compiled.name) + ".cu"
     files = {
         file: source,

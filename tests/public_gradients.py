@@ -153,3 +153,14 @@ def test_b39_gradients_of_slopes_and_a_temperature(device: str) -> None:
     score = [fg.alibi(slopes), fg.temperature(scale)]
     found = gradients(given, [slopes, scale], score=score)
     require_right(given, found, score=score)
+
+
+def test_b39_the_gradient_of_a_gathered_bias(device: str) -> None:
+    for dtype, q_heads, distances in ((torch.float32, 2, 63), (torch.bfloat16, 1, 9)):
+        given = wanting(tensors(device, dtype, batch=2, heads=2, q_len=33, kv_len=40, head_dim=16))
+        table = torch.randn(q_heads, distances, device=device, requires_grad=True)
+        parts = {"score": fg.relative_bias(table), "mask": fg.causal()}
+        family = "simt" if dtype == torch.float32 else "sm80"
+        found = gradients(given, [table], family=family, **parts)
+        assert found[3].shape == table.shape
+        require_right(given, found, **parts)

@@ -31,8 +31,7 @@ from fagen.calls.values import (
 from fagen.compile import Compiled, compile_problem, problem_of
 from fagen.derive.gradient import Broadcast, Gradient, gradient
 from fagen.errors import DtypeError, PlanError, UsageError
-from fagen.ir.check import direct_inputs
-from fagen.ir.graph import Axis, Graph, Input, Scalar
+from fagen.ir.graph import Axis, Graph, Input, Scalar, Scatter, walk
 from fagen.ir.show import length_name
 from fagen.lang.program import Options
 from fagen.plan.arch import arch_for
@@ -206,6 +205,33 @@ class _BothDirections:
         self.wanted = frozenset(a.position for a, tensor in values.inputs if tensor.requires_grad)
         self.broadcast = _broadcast(values)
         self.every = gradient(self.graph, self.wanted, None, self.broadcast)
+        self._require_plain_tables(values)
+        if options.deterministic:
+            self._require_an_order()
+
+    def _require_plain_tables(self, values: Values) -> None:
+        """UsageError for a table that is longer along an axis than the axis is."""
+        sizes = values.sizes()
+        for argument, tensor in values.inputs:
+            if argument.position not in self.every.wanted:
+                continue
+            for axis, extent in zip(argument.layout, tensor.shape, strict=True):
+                if extent not in (1, length_of(axis, sizes)):
+                    raise UsageError(
+                        f"{argument.name} has {axis} = {extent:,}, and {axis} is {length_of(axis, sizes):,}",
+                        call=self.graph.name,
+                        works="its gradient needs an axis with a name of its own",
+                    )
+
+    def _require_an_order(self) -> None:
+        """UsageError for a gradient that is added up in no fixed order."""
+        for node in walk(output.node for output in self.every.backward.outputs):
+            if isinstance(node, Scatter):
+                raise UsageError(
+                    f"the gradient of {node.table.name}, read at computed positions, is added up in no order",
+                    call=self.graph.name,
+                    works="deterministic=False does it; so does detaching the tensor from autograd",
+                )
 
     def forward(self, given: Sequence[Any]) -> tuple[Outputs, Outputs, Tensor | None]:
         """The outputs, what else the other direction reads, and the seed."""
@@ -280,7 +306,6 @@ def _broadcast(values: Values) -> Broadcast:
     return tuple(
         (argument.position, axis)
         for argument, tensor in values.inputs
-        if argument in direct_inputs(values.graph)
         for axis, extent in zip(argument.layout, tensor.shape, strict=True)
         if extent == 1 != length_of(axis, sizes)
     )

@@ -171,7 +171,7 @@ class Prepared:
         ]
         self._first_buffer = len(graph.arguments) + len(graph.outputs)
         self.buffers = [
-            (prod(buffer.shape(sizes)) * STORAGE_BYTES[buffer.storage], buffer.reuses)
+            (prod(buffer.shape(sizes)) * STORAGE_BYTES[buffer.storage], buffer.reuses, buffer.zeroed)
             for buffer in recipe.buffers
         ]
         try:
@@ -213,8 +213,10 @@ class Prepared:
 
     def allocate(self, memory: list[Any], make: Callable[[int], Tensor]) -> None:
         """Add the buffers to ``memory``, those that follow one another in the same place as one."""
-        for size, reuses in self.buffers:
+        for size, reuses, zeroed in self.buffers:
             memory.append(make(size) if reuses is None else memory[self._first_buffer + reuses])
+            if zeroed:
+                memory[-1].zero_()
 
     def pack(self, memory: Sequence[Any], given: Sequence[Any]) -> bytes:
         """The parameter struct, for ``memory`` in the order of `_Memory` and the call's own values."""

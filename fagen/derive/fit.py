@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 from fagen.derive.separate import Reduction, nearest, reductions
 from fagen.ir import graph as ir
-from fagen.ir.graph import ONE, OPEN_AXES, Axis, Contract, Node
+from fagen.ir.graph import ONE, OPEN_AXES, Axis, Contract, Node, Scatter
+
+
+def reach(x: Node) -> tuple[Axis, ...]:
+    """The axes along which a result is computed: what is scattered has others than where it goes."""
+    return x.value.axes if isinstance(x, Scatter) else x.axes
 
 
 def unfit(roots: list[Node], axis: Axis) -> tuple[list[Node], str] | None:
     """Values below ``roots`` that a walk along ``axis`` can't compute, and why; None if there are none."""
     tops, inners = nearest(roots), nearest(roots, through=axis)
-    results = {a for root in roots for a in root.axes} - _features(tops, axis)
+    results = {a for root in roots for a in reach(root)} - _features(tops, axis)
     fits = [r for r in inners if r.over not in results and _is_product(r, axis)]
     pairs = {a for r in fits for a in r.axes}
     for product in fits:

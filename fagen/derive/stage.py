@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fagen.derive.fit import Weighed, sides, weigh
+from fagen.derive.fit import Weighed, reach, sides, weigh
 from fagen.derive.invariance import free_references
 from fagen.derive.notes import listed, plainly
 from fagen.derive.proof import defer_by_proof
@@ -71,7 +71,7 @@ class _StageBuilder:
                 self._add(node)
         results, stores = [], []
         for output in self.outputs:
-            if self.axis in output.node.axes:
+            if self.axis in reach(output.node):
                 level = self._known_after(output.node)
                 stores.append((level, replace(output, node=self._tile(output.node))))
                 if level:
@@ -82,7 +82,7 @@ class _StageBuilder:
         walks = tuple(self._walk(level, stores) for level in levels)
         features = {axis for placed in self.states for axis in placed.state.features}
         axes = {axis for placed in self.states for axis in placed.state.symbol.axes}
-        axes |= {axis for output in self.outputs for axis in output.node.axes}
+        axes |= {axis for output in self.outputs for axis in reach(output.node)}
         own = ir.sort_axes(axes - features - {self.axis})
         names = self._names()
         stage = _renamed(Stage(self.name, own, self.axis, walks, tuple(results)), names)

@@ -23,14 +23,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from fagen.derive.fit import unfit, weigh
+from fagen.derive.fit import reach, unfit, weigh
 from fagen.derive.notes import summary
 from fagen.derive.outer import along, product_walk
 from fagen.derive.separate import Reduction, nearest, reductions
 from fagen.derive.stage import build_stage
 from fagen.derive.walk import Derivation, Note, Stage
 from fagen.ir import graph as ir
-from fagen.ir.graph import OPEN_AXES, Axis, Contract, Graph, Input, Map, Node, Output, Reduce
+from fagen.ir.graph import (
+    OPEN_AXES,
+    Axis,
+    Contract,
+    Graph,
+    Input,
+    Map,
+    Node,
+    Output,
+    Reduce,
+    Scatter,
+)
 
 _Place: TypeAlias = tuple[Axis | None, tuple[Axis, ...], tuple[Axis, ...]]
 """The axis a result's stage walks along, its own axes and its outer ones."""
@@ -63,8 +74,21 @@ class _Deriver:
     def run(self) -> Derivation:
         if self.fusion != "full":
             self._cut()
-        self._stages_of(list(self.graph.outputs), products=self.fusion == "full")
+        outputs = [self._gathered_back(output) for output in self.graph.outputs]
+        self._stages_of(outputs, products=self.fusion == "full")
         return Derivation(tuple(self.stages), tuple(self.notes))
+
+    def _gathered_back(self, output: Output) -> Output:
+        """``output`` with what is scattered in it read from memory that a stage of its own has added to."""
+        for node in ir.walk([output.node]):
+            if isinstance(node, Scatter) and node not in self.stored:
+                name, position = f"t{self.buffers}", len(self.graph.arguments) + self.buffers
+                self.buffers += 1
+                why = "by atomic additions, in no fixed order"
+                self._note(Note("materialise", f"{name} adds up the gradient of {node.table.name} {why}"))
+                self._stage(name, [Output(node, name, node.table.layout)])
+                self.stored[node] = Input(name, position, node.table.layout, "float")
+        return replace(output, node=self._current(output.node))
 
     def _note(self, *notes: Note) -> None:
         self.notes += (note for note in notes if note not in self.notes)
@@ -166,6 +190,8 @@ def _axis_of(root: Node) -> Axis | None:
 
     A sum over features alone is a product of a tile, or a row's value, beside one over positions.
     """
+    if isinstance(root, Scatter):
+        return next((axis for axis in reversed(root.value.axes) if axis in OPEN_AXES), None)
     tops = nearest([root])
     long = [top for top in tops if top.over in OPEN_AXES] or tops
     for axis in dict.fromkeys(top.over for top in long):
@@ -177,7 +203,7 @@ def _axis_of(root: Node) -> Axis | None:
 def _own_axes(roots: Iterable[Node], axis: Axis | None) -> tuple[Axis, ...]:
     """The axes of ``roots`` and of the reductions over ``axis`` below, without features and ``axis``."""
     roots = list(roots)
-    axes = {a for root in roots for a in root.axes}
+    axes = {a for root in roots for a in reach(root)}
     features: set[Axis] = set()
     pending = [r for r in nearest(roots) if r.over == axis]
     while pending:

@@ -90,6 +90,7 @@ class Walk:
     without such an element is skipped. It depends on positions, tables and scalars alone. ``states`` stand
     in the order in which they are updated. ``stores`` are outputs with the walk axis, written tile by tile
     for every element; a walk with stores skips nothing. Their values use ``where`` for the guard.
+    A store of a `Scatter` adds each element to where its indices say, in no fixed order.
     """
 
     guard: Node

@@ -45,6 +45,7 @@ from fagen.ir.graph import (
     Node,
     Random,
     Scalar,
+    Scatter,
     Size,
     Symbol,
     from_linear,
@@ -214,7 +215,11 @@ class Lowering:
             )
         return self._done[HEAD]
 
-    def _clamped(self, node: Load, i: int) -> Code:
+    def scattered(self, tensor: Tensor, node: Scatter) -> Code:
+        """The element of ``tensor`` that ``node`` adds to at the current positions."""
+        return self.element(tensor, [self._clamped(node, i) for i in range(len(node.indices))])
+
+    def _clamped(self, node: Load | Scatter, i: int) -> Code:
         """Index number ``i`` of a gather, brought into the table."""
         index, axis = node.indices[i], node.table.layout[i]
         if index is ir.index(axis):

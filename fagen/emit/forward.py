@@ -39,6 +39,7 @@ from fagen.ir.graph import (
     Node,
     Output,
     Random,
+    Scatter,
     Symbol,
 )
 from fagen.plan.cost import VECTOR
@@ -147,6 +148,8 @@ class StoreText:
     number: str
     equation: str
     tensor: Tensor
+    adds: bool = False
+    """Whether ``number`` is added to it, as others are at the same time."""
 
     @property
     def pair(self) -> str:
@@ -157,6 +160,13 @@ class StoreText:
     def value(self) -> str:
         """The number as it is stored."""
         return f"from_float<{self.tensor.storage}>({self.number})"
+
+    @property
+    def statement(self) -> str:
+        """What stores it."""
+        return (
+            f"atomic_add(&{self.target}, {self.number});" if self.adds else f"{self.target} = {self.value};"
+        )
 
 
 @dataclass(frozen=True)
@@ -1005,7 +1015,7 @@ class LoopBuilder:
         scope = self.scope
         lower = self.lowering(leaves)
         targets = [(output, scope.written(output)) for output in walk.stores]
-        codes = [(scope.store(lower, tensor), lower(output.node)) for output, tensor in targets]
+        codes = [self.stored(lower, output.node, tensor) for output, tensor in targets]
         split = scope.split([(code, ELEMENT) for pair in codes for code in pair])
         self.column += split.at(COLUMN)
         stores = tuple(
@@ -1014,10 +1024,16 @@ class LoopBuilder:
         )
         return StoresText(self.walk_axis, "", "COLUMNS", 1, split.at(ELEMENT), stores), list(split.at(ROW))
 
+    def stored(self, lower: Lowering, x: Node, tensor: Tensor) -> tuple[Code, Code]:
+        """Where a value of each element goes, and the value."""
+        if isinstance(x, Scatter):
+            return lower.scattered(tensor, x), lower(x.value)
+        return self.scope.store(lower, tensor), lower(x)
+
     def store(self, target: str, value: str, output: Output, tensor: Tensor) -> StoreText:
         """The text of an output."""
         equation = f"{tensor.name} = {self.scope.shown(output.node)}"
-        return StoreText(target, value, equation, tensor)
+        return StoreText(target, value, equation, tensor, isinstance(output.node, Scatter))
 
     def outputs(self) -> tuple[Sequence[Statement], StoresText | None, tuple[StoresText, ...]]:
         """What is computed and written after the last walk, by row and by feature."""

@@ -21,7 +21,7 @@ from fagen.derive.running import old
 from fagen.derive.walk import Derivation, Product, Stage, State, Walk
 from fagen.ir import graph as ir
 from fagen.ir.check import bind_sizes, by_name
-from fagen.ir.graph import TRUE, ZERO, Axis, Graph, Input, Node, Output, Symbol
+from fagen.ir.graph import TRUE, ZERO, Axis, Graph, Input, Node, Output, Scatter, Symbol
 from fagen.ir.reference import Values, evaluate_nodes
 from fagen.plan.plan import Plan
 
@@ -86,7 +86,7 @@ def _run(
         known = dict(given)
         for node in ir.walk(_roots(cut.stage)):
             if isinstance(node, Input) and node.position >= len(graph.arguments):
-                known[node] = memory[node.name]
+                known[node] = _joined(memory[node.name], node.layout)
         memory |= _StageRun(cut, sizes, known, seed, watch).run()
     return tuple(_joined(memory[output.name], output.layout) for output in graph.outputs)
 
@@ -164,7 +164,9 @@ class _StageRun:
         self.updates = [_Updates(walk, stage.walk or "", stage.outer) for walk in stage.walks]
         self.memory = {
             output.name: torch.full(
-                [sizes[axis] for axis in _split(output.layout)], math.nan, dtype=torch.float64
+                [sizes[axis] for axis in _split(output.layout)],
+                0.0 if isinstance(output.node, Scatter) else math.nan,
+                dtype=torch.float64,
             )
             for output in (*self.stage.outputs, *(out for walk in self.stage.walks for out in walk.stores))
         }
@@ -269,6 +271,9 @@ class _Block:
     def _write(self, outputs: Iterable[Output]) -> None:
         """What lies inside the lengths, to memory."""
         for output in outputs:
+            if isinstance(output.node, Scatter):
+                self._add(output, output.node)
+                continue
             axes = _split(output.layout)
             value = self._value(output.node, output.node.axes).expand(self._shape(output.node))
             inside = []
@@ -281,6 +286,19 @@ class _Block:
             order = [inside[output.node.axes.index(axis)] for axis in axes]
             where = torch.meshgrid(*order, indexing="ij") if order else ()
             self.run_of.memory[output.name][tuple(where)] = value
+
+    def _add(self, output: Output, node: Scatter) -> None:
+        """What lies inside the lengths, added to where its indices say."""
+        counts = Symbol("counts", node.value.axes, "bool")
+        inside = torch.ones(self._shape(counts), dtype=torch.bool)
+        for axis in counts.axes:
+            if axis in self.at:
+                inside = inside & self._aligned(self.at[axis] < self.sizes[axis], (axis,), counts.axes)
+        self.known[counts] = inside
+        added = Scatter(node.table, node.indices, ir.where(counts, node.value, ZERO))
+        axes = _split(output.layout)
+        value = self._values([added])[0].expand([self.sizes[axis] for axis in added.axes])
+        self.run_of.memory[output.name] += value.permute([added.axes.index(axis) for axis in axes])
 
     def _shape(self, node: Node) -> list[int]:
         return [len(self.at[axis]) if axis in self.at else self.sizes[axis] for axis in node.axes]

@@ -229,7 +229,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory between two kernels: ``t0``, of ``axes`` in canonical order, contiguous.
+    """Memory between two kernels: ``t0``, of ``axes`` (of a tensor's gradient: as the tensor has them),
+    contiguous.
 
     An element stands for ``tiles`` positions of each axis (empty: for one). ``reuses`` is the place of an
     earlier buffer of the same size that no kernel reads any more when this one is written: both may be the
@@ -241,11 +242,14 @@ class Buffer:
     storage: Storage
     reuses: int | None = None
     tiles: tuple[int, ...] = ()
+    zeroed: bool = False
+    """Whether it is 0 before the first kernel, which add to it."""
 
     def shape(self, lengths: Mapping[Axis, int]) -> tuple[int, ...]:
         """How many elements it has along each axis."""
         tiles = self.tiles or (1,) * len(self.axes)
-        return tuple(-(-lengths[axis] // tile) for axis, tile in zip(self.axes, tiles, strict=True))
+        known = {**lengths, "h": lengths.get("hk", 1) * lengths.get("g", 1)}
+        return tuple(-(-known[axis] // tile) for axis, tile in zip(self.axes, tiles, strict=True))
 
 
 @dataclass(frozen=True)

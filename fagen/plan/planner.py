@@ -71,7 +71,6 @@ def plans(
     families = [family for family in _families(problem, arch) if family not in without]
     if not families:
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
-    _require_no_scatter(problem.graph)
     derivation = derive(problem.graph, problem.fusion)
     whole = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
     known = representative_lengths(problem, _axes(whole)) | dict(lengths or {})
@@ -109,16 +108,6 @@ def plans(
             )
         )
     return tuple(found)
-
-
-def _require_no_scatter(graph: ir.Graph) -> None:
-    for node in ir.walk(output.node for output in graph.outputs):
-        if isinstance(node, ir.Scatter):
-            raise PlanError(
-                f"the gradient of {node.table.name} has no kernel: it is read at computed positions",
-                call=graph.name,
-                works='family="reference" computes it; so does detaching the tensor from autograd',
-            )
 
 
 def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
@@ -273,11 +262,20 @@ def _buffers(stages: Sequence[Stage], problem: Problem) -> tuple[Buffer, ...]:
     found: list[Buffer] = []
     read_until: dict[int, int] = {}
     for node, (written, last) in buffer_lives(stages, problem.graph).items():
+        if _adds_to(stages[written], node.name):
+            found.append(Buffer(node.name, node.layout, "fp32", zeroed=True))
+            continue
         free = (i for i, until in read_until.items() if until < written and found[i].axes == node.axes)
         reuses = next(free, None)
         read_until[len(found) if reuses is None else reuses] = last
         found.append(Buffer(node.name, node.axes, "fp32", reuses))
     return tuple(found)
+
+
+def _adds_to(stage: Stage, name: str) -> bool:
+    """Whether ``stage`` adds to what lies in a buffer."""
+    stores = (store for walk in stage.walks for store in walk.stores)
+    return any(store.name == name and isinstance(store.node, ir.Scatter) for store in stores)
 
 
 def _walked(stage: Stage, problem: Problem) -> Stage:

@@ -9,7 +9,7 @@ import fagen as fg
 from fagen.derive.equations import equations
 from fagen.derive.gradient import gradient
 from fagen.derive.streaming import derive
-from fagen.errors import PlanError
+from fagen.errors import UsageError
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
 from fagen.plan.interpret import interpret, interpret_plan
@@ -203,7 +203,7 @@ def test_slopes_a_temperature_of_all_and_a_gathered_table():
     temperature = fg.capture(torch.zeros(()), "", name="t")
     score = [fg.alibi(slopes), fg.relative_bias(table), lambda s: s * temperature]
     graph = attention(score=score, mask=fg.causal()).graph
-    require_right(graph, list(arguments(graph, {**LENGTHS, "distance": 21}).values()))
+    require_right(graph, list(arguments(graph, {**LENGTHS, "distance": 21}).values()), (evaluate, in_tiles))
 
 
 def test_ties_of_a_maximum_share_its_gradient():
@@ -245,11 +245,16 @@ def test_plans_tile_by_tile(family):
     require_right(graph, values, (run,))
 
 
-def test_a_gradient_that_no_kernel_computes_is_refused():
-    with pytest.raises(
-        PlanError, match="the gradient of bias has no kernel: it is read at computed positions"
-    ):
-        fg.compile(score=fg.relative_bias(torch.zeros(4, 21)), head_dim=16, direction="backward")
+def test_a_gathered_table_is_added_to_in_no_fixed_order(tmp_path):
+    table = torch.zeros(4, 21, requires_grad=True)
+    kernel = fg.compile(score=fg.relative_bias(table), head_dim=16, direction="backward")
+    assert "t0 adds up the gradient of bias by atomic additions, in no fixed order" in kernel.explain()
+    assert "atomic_add(" in kernel.source
+    with pytest.raises(UsageError, match=r"has no checker of its own"):
+        kernel.save(tmp_path)
+    q = torch.zeros(1, 4, 9, 16)
+    with pytest.raises(UsageError, match="the gradient of bias, .* is added up in no order"):
+        fg.attention(q, q, q, score=fg.relative_bias(table), deterministic=True)
 
 
 def test_the_text_says_its_direction_and_equations():
