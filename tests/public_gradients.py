@@ -19,6 +19,11 @@ from fagen.ir.reference import compare, eager, evaluate
 from fagen.lang.attention import attention as traced_attention
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 def wanting(values: Sequence[Tensor]) -> list[Tensor]:
     return [value.requires_grad_() for value in values]
 

@@ -253,7 +253,7 @@ def test_a_gathered_table_is_added_to_in_no_fixed_order(tmp_path):
     with pytest.raises(UsageError, match=r"has no checker of its own"):
         kernel.save(tmp_path)
     q = torch.zeros(1, 4, 9, 16)
-    with pytest.raises(UsageError, match="the gradient of bias, .* is added up in no order"):
+    with pytest.raises(UsageError, match=r"the gradient of bias, .* is added up in no order"):
         fg.attention(q, q, q, score=fg.relative_bias(table), deterministic=True)
 
 
