@@ -152,7 +152,8 @@ def test_b39_gradients_of_learned_biases(device: str, shape: tuple[int, ...]) ->
 
 
 def test_b39_gradients_of_slopes_and_a_temperature(device: str) -> None:
-    given = wanting(tensors(device, batch=2, heads=2, q_len=33, kv_len=40, head_dim=16))
+    shape = {"batch": 2, "heads": 2, "q_len": 33, "kv_len": 40, "head_dim": 16}
+    given = wanting(tensors(device, torch.bfloat16, **shape))
     slopes = (0.2 * torch.rand(2, device=device)).requires_grad_()
     scale = torch.tensor(0.7, device=device, requires_grad=True)
     score = [fg.alibi(slopes), fg.temperature(scale)]
