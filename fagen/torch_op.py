@@ -17,20 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fagen.errors import UsageError
-
 Outputs: TypeAlias = "tuple[Tensor, ...]"
 Run: TypeAlias = "Callable[..., Outputs]"
 """Called with the values, and with a seed where the caller has one."""
-
-
-def no_backward(name: str) -> UsageError:
-    """The error of a gradient that no kernel computes."""
-    return UsageError(
-        "the gradient was asked for under torch.compile",
-        call=name,
-        works="outside torch.compile it is computed; torch.no_grad() says that none is wanted",
-    )
 
 
 class Recorded(Protocol):
@@ -76,14 +65,15 @@ class Call(torch.autograd.Function):
 class Callee:
     """What the operator calls by name: ``run`` on real tensors, ``shapes`` on those that only have a shape.
 
-    ``shapes`` gives the size, dtype and strides of each output as an empty tensor. ``numbers`` has an entry
-    for each value: None for a tensor, and what a number is to become again, which the operator takes as a
-    double.
+    ``shapes`` gives the size, dtype and strides of each output as an empty tensor, ``gradients`` those of all
+    floating-point tensors for those of the outputs. ``numbers`` has an entry for each value: None for a
+    tensor, and what a number is to become again, which the operator takes as a double.
     """
 
     name: str
     run: Run
     shapes: Run
+    gradients: Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
     numbers: tuple[type[int] | type[float] | None, ...]
 
     def values(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
@@ -129,21 +119,27 @@ def _define() -> None:
         return list(callee.shapes(callee.values(tensors, numbers)))
 
     @torch.library.custom_op("fagen::call_backward", mutates_args=())
-    def call_backward(key: str, gradients: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-        raise no_backward(_callees[key].name)
+    def call_backward(
+        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float]
+    ) -> list[Tensor]:
+        callee = _callees[key]
+        with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+            return list(callee.gradients(callee.values(tensors, numbers), gradients))
 
     @call_backward.register_fake
-    def _(key: str, gradients: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.empty_like(tensor) for tensor in tensors]
+    def _(key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
+        return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.key, tensors, ctx.numbers = inputs
-        ctx.save_for_backward(*tensors)
+        ctx.tensors = len(tensors)
+        ctx.save_for_backward(*tensors, *output)
 
-    def backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-        floats = [tensor for tensor in ctx.saved_tensors if tensor.is_floating_point()]
-        results = iter(call_backward(ctx.key, list(gradients), floats))
-        wanted = [next(results) if t.is_floating_point() else None for t in ctx.saved_tensors]
+    def backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+        tensors, outputs = ctx.saved_tensors[: ctx.tensors], ctx.saved_tensors[ctx.tensors :]
+        along = [torch.zeros_like(o) if g is None else g for o, g in zip(outputs, gradients, strict=True)]
+        results = iter(call_backward(ctx.key, along, list(tensors), ctx.numbers))
+        wanted = [next(results) if tensor.is_floating_point() else None for tensor in tensors]
         return None, wanted, [None] * len(ctx.numbers)
 
     call.register_autograd(backward, setup_context=setup_context)

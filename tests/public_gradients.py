@@ -170,3 +170,20 @@ def test_b39_the_gradient_of_a_gathered_bias(device: str) -> None:
         found = gradients(given, [table], family=family, **parts)
         assert found[3].shape == table.shape
         require_right(given, found, **parts)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_b43_gradients_under_torch_compile(device: str, transposed: bool) -> None:
+    mask = fg.causal()
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fg.attention(q, k, v, mask=mask) * 2
+
+    given = list(tensors(device, heads=2, q_len=33, kv_len=40, head_dim=16))
+    if transposed:
+        given[0] = given[0].transpose(1, 2).contiguous().transpose(1, 2)
+    given[0].requires_grad_()
+    compiled = torch.compile(layer, backend="aot_eager")
+    (found,) = torch.autograd.grad(compiled(*given).mean(), given[:1])
+    (expected,) = torch.autograd.grad(layer(*given).mean(), given[:1])
+    assert torch.equal(found, expected)

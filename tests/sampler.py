@@ -501,8 +501,8 @@ def differentiable(cases: Iterable[Case], family: str) -> list[Case]:
 
     Where all rows see a key or two the gradient of a score is a difference that vanishes, ``dP - D``: what is
     left is what D was rounded by, with O, and no error of torch's operations to measure it by. So lengths are
-    those of several keys. The gradient of a bias that is the same for all keys of a row vanishes, too. Those of
-    a score's numbers are small sums of large terms: in fp32 they are up to five times as far from the
+    those of several keys. The gradient of a bias that is the same for all keys of a row vanishes, too. Those
+    of a score's numbers are small sums of large terms: in fp32 they are up to five times as far from the
     reference as the rule allows.
     """
     return [

@@ -130,7 +130,10 @@ def _operator_key(graph: Graph, options: Options, kernel: Compiled | None) -> st
     def shapes(given: Sequence[Any]) -> Outputs:
         return empty_outputs(graph, given)
 
-    return torch_op.register(Callee(graph.name, run, shapes, numbers_of(graph.arguments)))
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor]:
+        return gradients_of(graph, given, options, incoming)
+
+    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers_of(graph.arguments)))
 
 
 def numbers_of(arguments: Sequence[Input | Scalar]) -> tuple[type[int] | type[float] | None, ...]:
@@ -169,7 +172,8 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
         problem = kernel.problem
     if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in values.inputs):
         if kernel is None:
-            return _recorded(_BothDirections(values, options))
+            wanted = frozenset(a.position for a, tensor in values.inputs if tensor.requires_grad)
+            return _recorded(_BothDirections(values, options, wanted))
         return _recorded(_NoGradient(run_of(values, problem), graph.name))
     return run_of(values, problem)
 
@@ -199,10 +203,10 @@ def _recorded(both: torch_op.Recorded) -> Run:
 class _BothDirections:
     """Calls with the same facts, forward and backward; a `torch_op.Recorded`."""
 
-    def __init__(self, values: Values, options: Options) -> None:
+    def __init__(self, values: Values, options: Options, wanted: frozenset[int]) -> None:
         self.graph = values.graph
         self.options = options
-        self.wanted = frozenset(a.position for a, tensor in values.inputs if tensor.requires_grad)
+        self.wanted = wanted
         self.broadcast = _broadcast(values)
         self.every = gradient(self.graph, self.wanted, None, self.broadcast)
         self._require_plain_tables(values)
@@ -276,6 +280,50 @@ class _BothDirections:
             else results[i].view(value.shape)
             for i, value in enumerate(given)
         ]
+
+
+def gradients_of(
+    graph: Graph, given: Sequence[Any], options: Options, incoming: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The gradients of all floating-point tensors, of a call that autograd did not see.
+
+    The forward direction runs again for what it keeps. Raises UsageError for a program with dropout, which
+    would drop others.
+    """
+    if graph.random:
+        raise UsageError(
+            "the gradient of a program with dropout was asked for under torch.compile",
+            call=graph.name,
+            works="outside torch.compile it is computed; torch.no_grad() says that none is wanted",
+        )
+    values = read(graph, given)
+    floats = [argument.position for argument, tensor in values.inputs if tensor.is_floating_point()]
+    if options.family == REFERENCE:
+        return _reference_gradients(values, floats, incoming)
+    both = _BothDirections(values, options, frozenset(floats))
+    outputs, kept, seed = both.forward(given)
+    found = both.backward(given, (*outputs, *kept), incoming, seed)
+    return [each.clone() for each in found if each is not None]
+
+
+def _reference_gradients(
+    values: Values, floats: Sequence[int], incoming: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The same in float64."""
+    from fagen.ir.reference import evaluate
+
+    both = gradient(values.graph, frozenset(floats), None, _broadcast(values))
+    outputs = evaluate(both.forward, values.given)
+    sources = {"argument": values.given, "output": outputs, "gradient": incoming}
+    results = evaluate(both.backward, [sources[kind][place] for kind, place in both.sources])
+    found = dict(zip(both.wanted, results, strict=True))
+    tensors = {argument.position: tensor for argument, tensor in values.inputs}
+    return [
+        found[i].reshape(tensors[i].shape).to(tensors[i].dtype)
+        if i in found
+        else torch.zeros_like(tensors[i])
+        for i in floats
+    ]
 
 
 class _NoGradient:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fagen import torch_op
-from fagen.calls.dispatch import call, compute, empty_outputs, numbers_of
+from fagen.calls.dispatch import call, compute, empty_outputs, gradients_of, numbers_of
 from fagen.calls.keys import named
 from fagen.compile import Compiled
+from fagen.errors import UsageError
 from fagen.ir.graph import Graph
 from fagen.lang.attention import attention
 from fagen.lang.program import Options, Program
@@ -182,7 +183,14 @@ def _kernel_key(key: str, count: int) -> str:
     def shapes(given: Sequence[Any]) -> Outputs:
         return empty_outputs(graph, _completed(kernel, given))
 
-    return torch_op.register(Callee(graph.name, run, shapes, numbers_of(graph.arguments[:count])))
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor]:
+        raise UsageError(
+            "the gradient was asked for, and a kernel compiled ahead of time has one direction",
+            call=graph.name,
+            works="call the program or fagen.attention; torch.no_grad() says that no gradient is wanted",
+        )
+
+    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers_of(graph.arguments[:count])))
 
 
 def _registered(name: str, values: Any, options: Options, numbers: Any) -> str:
@@ -196,4 +204,11 @@ def _registered(name: str, values: Any, options: Options, numbers: Any) -> str:
         traced, every = values(given)
         return empty_outputs(traced.graph, every)
 
-    return torch_op.register(Callee(name, run, shapes, numbers))
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor]:
+        traced, every = values(given)
+        found = iter(gradients_of(traced.graph, every, options, incoming))
+        floats = (isinstance(value, Tensor) and value.is_floating_point() for value in every)
+        by_place = [next(found) if is_float else None for is_float in floats]
+        return [each for each in by_place[: len(given)] if each is not None]
+
+    return torch_op.register(Callee(name, run, shapes, gradients, numbers))
