@@ -187,3 +187,18 @@ def test_b43_gradients_under_torch_compile(device: str, transposed: bool) -> Non
     (found,) = torch.autograd.grad(compiled(*given).mean(), given[:1])
     (expected,) = torch.autograd.grad(layer(*given).mean(), given[:1])
     assert torch.equal(found, expected)
+
+
+def test_b39_the_gradient_of_a_gathered_bias_with_dropout(device: str) -> None:
+    given = wanting(tensors(device, batch=2, heads=2, q_len=33, kv_len=40, head_dim=16))
+    table = torch.randn(2, 63, device=device, requires_grad=True)
+    torch.manual_seed(5)
+    found = gradients(given, [table], score=fg.relative_bias(table), dropout=0.3)
+    torch.manual_seed(5)
+    dense = torch.zeros(2, 33, 40, device=device)
+    place = (torch.arange(33)[:, None] - torch.arange(40) + 31).clamp(0, 62)
+    bias = table.detach()[:, place.to(device)] + dense
+    bias = bias[None].requires_grad_()
+    *_, through = gradients(given, [bias], bias=bias, dropout=0.3)
+    summed = torch.zeros_like(table).index_add_(1, place.flatten().to(device), through[0].flatten(1))
+    torch.testing.assert_close(found[3], summed, rtol=1e-4, atol=1e-5)

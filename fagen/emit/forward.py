@@ -622,18 +622,18 @@ class LoopBuilder:
             leaves[symbol] = self.scope.codes.leaf(text, "float", ROW)
         return leaves
 
-    def lowering(self, leaves: dict[Node, Code]) -> Lowering:
+    def lowering(self, leaves: dict[Node, Code], alone: bool = False) -> Lowering:
         """Expressions of a thread's element, where a column may lie past the end: it is read at the last one.
 
         One call of the random generator serves columns kv, kv + 1, kv + 8 and kv + 9 of a block of 16: those
-        of them that a thread has one after another.
+        of them that a thread has one after another; ``alone``: the column itself.
         """
         axis, codes = self.walk_axis, self.scope.codes
         inside = codes.make(
             "minimum({}, {} - 1)", (leaves[Index(axis)], self.scope.expressions.length(axis)), "int32"
         )
         served = 1
-        if axis == KEY_AXIS and self.kernel.block_walk % 16 == 0:
+        if axis == KEY_AXIS and self.kernel.block_walk % 16 == 0 and not alone:
             served = 4 if self.kernel.tiling in ON_TENSOR_CORES else 2 if self.kernel.columns == 8 else 1
         return self.scope.lowering(
             leaves, self.nonpositive, addresses={axis: inside}, columns_per_call=served
@@ -1013,7 +1013,7 @@ class LoopBuilder:
         if not walk.stores:
             return None, []
         scope = self.scope
-        lower = self.lowering(leaves)
+        lower = self.lowering(leaves, alone=True)
         targets = [(output, scope.written(output)) for output in walk.stores]
         codes = [self.stored(lower, output.node, tensor) for output, tensor in targets]
         split = scope.split([(code, ELEMENT) for pair in codes for code in pair])
