@@ -503,8 +503,8 @@ def differentiable(cases: Iterable[Case], family: str) -> list[Case]:
     left is what D was rounded by, with O, and no error of torch's operations to measure it by. So lengths are
     those of several keys. The gradient of a bias that is the same for all keys of a row vanishes, too. Those
     of a score's numbers are small sums of large terms: in fp32 they are up to five times as far from the
-    reference as the rule allows. So are, up to three times, those of scores near 120 in fp32: one number a row,
-    their logarithm, rounds by that much.
+    reference as the rule allows. So are, up to three times, gradients of scores near 120 in fp32: what is
+    kept of a row is one logarithm, which rounds by that much.
     """
     return [
         case
