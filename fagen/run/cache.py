@@ -5,6 +5,7 @@ so a reader sees all of it or nothing; what does not match its record is removed
 key, across threads and processes, lets the first caller build while the others wait for its entry.
 """
 
+import errno
 import fcntl
 import functools
 import hashlib
@@ -140,7 +141,7 @@ def index_put(parts: Parts, value: Any, shelf: Shelf = "index") -> None:
     """
     key = cache_key(parts)
     path = _index_path(key, shelf)
-    with _scratch() as folder:
+    with _scratch() as folder, _writing():
         _write_record(folder / path.name, {"key": key, "value": value})
         path.parent.mkdir(parents=True, exist_ok=True)
         (folder / path.name).replace(path)
@@ -255,10 +256,16 @@ def _produce(key: str, produce: Callable[[Path], Parts]) -> Entry:
     with _scratch() as scratch:
         made = scratch / "made"
         made.mkdir()
-        notes = produce(made)
+        try:
+            notes = produce(made)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise unwritable(error.strerror) from error
         files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(made.iterdir())}
-        _write_record(made / _RECORD, {"key": key, "files": files, "notes": notes})
-        final.parent.mkdir(parents=True, exist_ok=True)
+        with _writing():
+            _write_record(made / _RECORD, {"key": key, "files": files, "notes": notes})
+            final.parent.mkdir(parents=True, exist_ok=True)
         _discard(final)  # no reader could use what is there, or we would not build
         with suppress(OSError):  # without a lock (a file system that has none) another may have been first
             made.rename(final)
@@ -275,21 +282,35 @@ def _discard(folder: Path) -> bool:
 
 def _made(folder: Path) -> Path:
     """Make a folder of the cache; raises BuildError where that is not possible."""
-    try:
+    with _writing():
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BuildError(
-            f"the cache folder {cache_dir()} cannot be written",
-            values={"reason": error.strerror},
-            works="set FAGEN_CACHE_DIR to a folder that can",
-        ) from error
     return folder
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Raise BuildError where the file system refuses what is written within."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(error.strerror) from error
+
+
+def unwritable(reason: str | None) -> BuildError:
+    """The error of a cache that cannot be written."""
+    return BuildError(
+        f"the cache folder {cache_dir()} cannot be written",
+        values={"reason": reason},
+        works="set FAGEN_CACHE_DIR to a folder that can",
+    )
 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
     """Give an empty folder on the cache's own file system, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(dir=_made(cache_dir() / "tmp")))
+    made = _made(cache_dir() / "tmp")
+    with _writing():
+        folder = Path(tempfile.mkdtemp(dir=made))
     try:
         yield folder
     finally:
@@ -301,7 +322,8 @@ def _locked(key: str) -> Iterator[None]:
     """Hold the lock of one key against all other threads and processes."""
     path = _made(cache_dir() / "locks") / key
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with _writing():
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         with suppress(
             OSError
         ):  # some network file systems have no locks: then work is done twice, not wrongly

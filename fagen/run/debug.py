@@ -33,8 +33,14 @@ def dump(name: str, suffix: str, content: str | bytes) -> None:
     """Write one stage of a build to ``name`` + ``suffix`` in the folder FAGEN_DUMP, if it is set."""
     if folder := os.environ.get("FAGEN_DUMP"):
         path = Path(folder) / (file_name(name) + suffix)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise UsageError(
+                f"FAGEN_DUMP names {folder}, which cannot be written ({error.strerror})",
+                works="name a folder that can, or unset it",
+            ) from error
 
 
 def overridden(name: str, text: str) -> str:

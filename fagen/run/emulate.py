@@ -1,6 +1,7 @@
 """Emitted kernels on a CPU: the same text, compiled as C++ against the headers of ``emulator/``."""
 
 import ctypes
+import errno
 import os
 import re
 import struct
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from fagen.errors import BuildError, EmulatorFinding, LaunchError
 from fagen.paths import templates_dir
-from fagen.run.cache import cache_dir, cache_key, cached
+from fagen.run.cache import cache_dir, cache_key, cached, unwritable
 from fagen.run.debug import SOURCE, debug, dump, overridden
 from fagen.run.source import included, without_comments
 from fagen.run.toolchain import Cxx, find_cxx
@@ -371,6 +372,8 @@ def _compile(compiler: Cxx, folder: Path, arguments: Sequence[str], what: str = 
     )
     if done.returncode != 0:
         log = done.stderr.strip()
+        if os.strerror(errno.ENOSPC) in log:
+            raise unwritable(os.strerror(errno.ENOSPC))
         error = next((line.strip() for line in log.splitlines() if "error" in line), "it gave no reason")
         raise BuildError(
             f"{compiler.path.name} rejects {what} for the emulator: {error}",

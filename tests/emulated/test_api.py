@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fagen as fg
 from api_cases import CASES, require_right, tensors
@@ -24,6 +26,24 @@ pytestmark = pytest.mark.cxx
 @pytest.mark.parametrize("name", CASES)
 def test_on_cpu_tensors(name: str) -> None:
     CASES[name]("cpu")
+
+
+def test_a_mode_of_torch_sees_one_operator() -> None:
+    given = tensors("cpu")
+    plain = fg.attention(*given, mask=fg.causal())
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watching():
+        out = fg.attention(*given, mask=fg.causal())
+    assert torch.equal(out, plain)
+    assert seen == ["fagen.call.default"]
+    graph = make_fx(lambda q: fg.attention(q, *given[1:], mask=fg.causal()))(given[0])
+    assert torch.equal(graph(given[0]), plain)
 
 
 def test_an_edited_text_computes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -487,6 +487,13 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path):
     assert said == f"--out: {out} cannot be written (Not a directory); name a folder that can"
 
 
+def test_a_dump_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FAGEN_DUMP", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match=r"FAGEN_DUMP names .*file, which cannot be written \(.*; name a"):
+        fg.attention(X, X, X)
+
+
 def test_more_than_memory_holds_is_told():
     options = ["--device", "emulator", "--q-len", 2**31 - 1, "--q-heads", 4096, "--batch", 64]
     said = mistake("run", *options)

@@ -1,5 +1,6 @@
 """The cache: entries by content, damage found and mended, one build for many callers."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -223,6 +224,26 @@ def test_a_cache_that_cannot_be_written_says_which_and_what_to_set(tmp_path, mon
             call()
     assert load(PARTS) is None
     assert index_get(PARTS) is None
+
+
+def test_a_full_disk_is_told(cold_cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(BuildError, match=r"cannot be written \(reason = No space left.*set FAGEN_CACHE_DIR"):
+        cached(PARTS, full)
+    monkeypatch.setattr(cache, "_write_record", full)
+    for call in (lambda: cached(PARTS, writes()), lambda: index_put(PARTS, 1)):
+        with pytest.raises(BuildError, match=r"cannot be written \(reason = No space left"):
+            call()
+
+
+def test_what_a_maker_raises_is_no_error_of_the_cache(cold_cache):
+    def missing(_):
+        raise FileNotFoundError(errno.ENOENT, "gone")
+
+    with pytest.raises(FileNotFoundError):
+        cached(PARTS, missing)
 
 
 def test_index_keeps_replaces_and_forgets_what_is_damaged(cold_cache):
