@@ -50,6 +50,17 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+def test_both_directions_under_a_watch_for_races():
+    done = fagen("run", *SMALL, "--mask", "causal & document", "--direction", "both", "--race", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert set(done.json) == {"forward", "backward"}
+    assert [done.json[direction]["ok"] for direction in ("forward", "backward")] == [True, True]
+    assert done.json["backward"]["kernels"] > 1
+    shown = fagen("run", *SMALL, "--dropout", 0.3, "--direction", "backward", "--schedule", 3)
+    assert "agrees with its meaning" in shown.out
+    assert fagen("emit", "--direction", "sideways").code != 0
+
+
 def test_the_report():
     options = ["--mask", "causal & document", "--score", "softcap(5)", "--dropout", 0.2, "--dtype", "bf16"]
     done = fagen(
