@@ -110,6 +110,8 @@ class Tensor:
     written: bool
     called: str
     """The user's name, for comments."""
+    tiles: tuple[int, ...] = ()
+    """How many positions of each axis an element stands for; empty: one."""
 
     @property
     def pointer(self) -> str:
@@ -139,7 +141,9 @@ class Tensor:
     @property
     def shape(self) -> str:
         """Its axes, as a comment has them."""
-        return f"[{', '.join(self.layout)}]"
+        tiles = self.tiles or (1,) * len(self.layout)
+        axes = zip(self.layout, tiles, strict=True)
+        return f"[{', '.join(axis if tile == 1 else f'{axis} / {tile}' for axis, tile in axes)}]"
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ class Parameters:
             self.tensors[at] = Tensor(at, name, storage, argument.layout, False, argument.name)
         for i, buffer in enumerate(plan.buffers):
             at = ("buffer", i)
-            self.tensors[at] = Tensor(at, buffer.name, buffer.storage, buffer.axes, True, "")
+            self.tensors[at] = Tensor(at, buffer.name, buffer.storage, buffer.axes, True, "", buffer.tiles)
         for i, (output, name, storage) in enumerate(
             zip(graph.outputs, output_names, plan.outputs, strict=True)
         ):

@@ -30,13 +30,13 @@ struct Params {
   int64 V_b, V_hk, V_kv, V_dv;
   const int32* table0;  // [b, position]  ids
   int64 table0_b, table0_position;
-  int32* min0;  // [b, kv]
+  int32* min0;  // [b, kv / 64]
   int64 min0_b, min0_kv;
-  int32* max0;  // [b, q]
+  int32* max0;  // [b, q / 128]
   int64 max0_b, max0_q;
-  int32* max1;  // [b, kv]
+  int32* max1;  // [b, kv / 64]
   int64 max1_b, max1_kv;
-  int32* min1;  // [b, q]
+  int32* min1;  // [b, q / 128]
   int64 min1_b, min1_q;
   fp16* O;  // [b, h, q, dv]  out
   int64 O_b, O_h, O_q;
