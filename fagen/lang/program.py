@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fagen.errors import DtypeError, UsageError
 from fagen.ir.graph import Graph, Input, Scalar
-from fagen.lang.expr import Expr
+from fagen.lang.expr import Expr, fault, program_name
 from fagen.lang.trace import Arguments, Traced, Tracing, finish, results_of
 from fagen.lang.types import ScalarType, TensorType, declared
 from fagen.lang.watch import Watch
@@ -98,6 +98,11 @@ class Program:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, tuple[Any, ...]]:
         """The graph for a call and a value for each of its arguments, the captured ones included."""
+        if program_name.get():
+            raise fault(
+                f"the program {self.name} is called in it, and a program is called on tensors",
+                works=f"call {self.name}.function, which takes expressions",
+            )
         signature = self.signature
         if kwargs or signature.constants or len(args) != len(signature.names):
             given, constants = _match(self.name, signature, args, kwargs)

@@ -103,6 +103,21 @@ def with_documents(q: Q, k: K, v: V, doc: fg.Tensor["b q", int]):
     return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
 
 
+@fg.program
+def inner(q: Q):
+    return 2.0 * q
+
+
+@fg.program
+def outer(q: Q):
+    return inner(q)
+
+
+@fg.program
+def endless(q: Q):
+    return endless(q)
+
+
 def declared_by_text(q):
     return q
 
@@ -207,6 +222,18 @@ CALLS = {
         UsageError,
         "attention: kernels cannot be transformed by torch.func, as by vmap, grad or jvp; call it outside of "
         "them; many calls at once are one call with a longer batch",
+    ),
+    "a program in another": (
+        lambda: outer(X),
+        UsageError,
+        "outer: the program inner is called in it, and a program is called on tensors; call inner.function, "
+        "which takes expressions",
+    ),
+    "a program in itself": (
+        lambda: endless(X),
+        UsageError,
+        "endless: the program endless is called in it, and a program is called on tensors; call "
+        "endless.function, which takes expressions",
     ),
     "no mask's name": (
         lambda: fg.attention(X, X, X, mask="causl"),
