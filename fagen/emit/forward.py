@@ -401,11 +401,6 @@ class ForwardLoop:
         return bool(self.grid_axes or self.row_axis or self.scope.fields(BLOCK))
 
     @property
-    def first_row(self) -> str:
-        """What is added to a row's place in the block to get its place along its axis."""
-        return f"block.{self.row_axis}_start + " if self.row_axis is not None else ""
-
-    @property
     def products(self) -> bool:
         """Whether any walk has one."""
         return any(walk.products for walk in self.walks)

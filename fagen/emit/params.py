@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Input, Node, Output, Scalar
 from fagen.ir.names import names_of
-from fagen.ir.show import LENGTHS, join_heads, show
+from fagen.ir.show import LENGTHS, show
 from fagen.plan.plan import Plan, Storage
 from fagen.plan.prepare import Tiles
 
@@ -352,8 +352,3 @@ class Parameters:
     def _axes(self) -> list[Axis]:
         axes = {axis for tensor in self.tensors.values() for axis in ir.split_heads(tensor.layout)}
         return [axis for axis in ir.sort_axes(axes) if axis not in self._sizes]
-
-
-def axes_text(axes: Iterable[Axis]) -> str:
-    """Axes as a comment has them, the pair ``hk, g`` as ``h``."""
-    return f"[{', '.join(join_heads(axes))}]"

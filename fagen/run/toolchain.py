@@ -12,13 +12,6 @@ from pathlib import Path
 
 from fagen.errors import ToolchainError, UsageError
 
-NVCC_PACKAGES = (
-    "nvidia-cuda-nvcc",
-    "nvidia-nvvm",
-    "nvidia-cuda-crt",
-    "nvidia-cuda-runtime",
-    "nvidia-cuda-cccl",
-)
 _NVCC_REMEDY = (
     "set FAGEN_NVCC to the nvcc program or CUDA_HOME to a toolkit, put nvcc into PATH, "
     "or install the compiler wheels: pip install 'fagen[nvcc]'"
