@@ -314,15 +314,16 @@ def require_right_gradients(
 @case
 def gradients_of_everything_are_right(device: str) -> None:
     q, k, v = (each.requires_grad_() for each in tensors(device))
-    bias = torch.randn(1, 4, 1, 49, device=device).requires_grad_()
-    sink = torch.randn(4, device=device).requires_grad_()
+    make = torch.Generator().manual_seed(2)
+    bias = torch.randn(1, 4, 1, 49, generator=make).to(device).requires_grad_()
+    sink = torch.randn(4, generator=make).to(device).requires_grad_()
     parts = {"mask": fg.causal(), "bias": bias, "sink": sink, "return_lse": True}
     out, lse = fg.attention(q, k, v, **parts)
     with torch.no_grad():
         assert not fg.attention(q, k, v).requires_grad
         expected = fg.attention(q, k, v, **parts)
     assert torch.equal(out, expected[0])
-    incoming = torch.randn_like(out), torch.randn_like(lse)
+    incoming = tuple(torch.randn(each.shape, generator=make).to(device) for each in (out, lse))
     wanted = (q, k, v, bias, sink)
     found = torch.autograd.grad((out, lse), wanted, incoming)
     require_right_gradients(traced_attention(**parts), (q, k, v), found, incoming)
