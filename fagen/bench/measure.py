@@ -210,5 +210,5 @@ def _entered(ready: Ready) -> Iterator[Call]:
 
 
 def burst(seconds: float, protocol: Protocol) -> int:
-    """Calls in a burst, for a call that takes so long."""
-    return min(max(int(protocol.burst_seconds / max(seconds, 1e-9)), 1), protocol.most_calls)
+    """Calls in a burst, for a call that takes so long: two at least."""
+    return min(max(int(protocol.burst_seconds / max(seconds, 1e-9)), 2), protocol.most_calls)
