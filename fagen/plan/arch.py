@@ -85,7 +85,7 @@ _HOPPER = replace(
     _AMPERE,
     name="H100",
     target="sm_90a",
-    families=("sm90", "simt", "sm80"),
+    families=("simt", "sm80", "sm90"),
     copy="tma",
     multiprocessors=132,
     clock_hz=1.83e9,

@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from math import prod
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from fagen.plan.cost import Model, buffer_lives, profile, registers, registers_l
 from fagen.plan.plan import KernelPlan, Plan, Storage
 from fagen.plan.planner import plan, plans
 from fagen.plan.tiling import candidates, length_classes, misfit, tile_axis_of
+from fagen.plan.warpgroups import consumer_registers
 from plans import attention_graph, lengths, matmul_problem, problem
 
 ARCHS = [row.name for row in ROWS]
@@ -31,7 +33,8 @@ def check_fits(made: Plan) -> None:
         assert 1 <= kernel.threads <= arch.threads_block
         assert kernel.block_own % kernel.rows == 0 or kernel.block_own == 1
         counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
-        assert registers(counts, tiles_of(kernel)) <= registers_limit(arch, kernel.threads)
+        limit = consumer_registers(kernel.roles) if kernel.roles else registers_limit(arch, kernel.threads)
+        assert registers(counts, tiles_of(kernel)) <= limit
         assert shared_bytes(counts, tiles_of(kernel)) == kernel.shared_bytes
         assert len(kernel.ranges) == len(kernel.stage.walks)
         check_shared(kernel)
@@ -48,7 +51,7 @@ def check_shared(kernel: KernelPlan) -> None:
     """Tiles are aligned to a vector and overlap only between walks."""
     for tile in kernel.shared:
         assert tile.address % 16 == 0
-        assert tile.pitch % 4 == 0 or kernel.schedule == "rowwise"
+        assert tile.pitch % 4 == 0 or kernel.schedule == "rowwise" or tile.storage == "int32"
     for a, b in itertools.combinations(kernel.shared, 2):
         walks = {match[1] for t in (a, b) if (match := re.match(r"[a-z]+(\d+)_?\d*$", t.name))}
         if len(kernel.stage.walks) == 1 or len(walks) == 1:
@@ -132,8 +135,25 @@ def test_a_family_is_honoured_or_refused() -> None:
 def test_operands_of_16_bits_are_multiplied_on_tensor_cores(arch: str) -> None:
     for storage in ("fp16", "bf16"):
         made = plan(problem(attention_graph(), storage=storage, arch=arch))
-        assert made.family == made.kernels[0].family == "sm80"
+        assert made.family == made.kernels[0].family == ("sm90" if arch == "sm_90" else "sm80")
     assert plan(problem(attention_graph(), storage="fp32", arch=arch)).family == "simt"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"aligned": (False, True, True)}, "the address or a stride of q is no multiple of 16 bytes"),
+        ({"aligned": (True, True, False)}, "the address or a stride of v is no multiple of 16 bytes"),
+        ({"v_head_dim": 264}, "a product has at most 256 columns, axis 'dv' has 264"),
+        ({"head_dim": 512}, "a product has at most 256 columns, axis 'dv' has 512"),
+    ],
+)
+def test_where_bulk_copies_do_not_reach_the_next_family_says_why(asked: dict[str, Any], reason: str) -> None:
+    made = plan(problem(attention_graph(), storage="bf16", arch="H200", **asked))
+    assert made.family != "sm90"
+    said = [each.reason for each in made.rejected if each.candidate.startswith("sm90")]
+    assert said, made.rejected
+    assert any(each.startswith(reason) for each in said)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "emulator"])
