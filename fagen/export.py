@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fagen.compile import Compiled, plan_json
-from fagen.emit.params import Field, TensorId
+from fagen.emit.params import Field, TensorId, has_maps
 from fagen.emit.render import laid_out, render
 from fagen.errors import UsageError
 from fagen.ir.graph import Axis, Graph, Input, Scalar
@@ -111,7 +112,9 @@ def main_text(compiled: Compiled, file: str) -> str:
         ],
         extent=extent,
         random=graph.random,
-        members=[(field.name, _value(field, by_id)) for field in recipe.fields],
+        members=[(field.name, _value(field, by_id, fixed)) for field in recipe.fields],
+        maps=has_maps(recipe.fields),
+        counts=any(field.source[0] == "counter" for field in recipe.fields),
         functions=[
             (
                 function,
@@ -158,7 +161,7 @@ def _arrays(graph: Graph, plan: Plan) -> list[Array]:
     return found
 
 
-def _value(field: Field, arrays: dict[TensorId, Array]) -> str:
+def _value(field: Field, arrays: dict[TensorId, Array], fixed: Mapping[Axis, int]) -> str:
     """What a member of the parameter struct is set to."""
     source = field.source
     if source[0] == "data":
@@ -169,4 +172,32 @@ def _value(field: Field, arrays: dict[TensorId, Array]) -> str:
         return extent(arrays[source[1]].axes[source[2]])
     if source[0] == "length":
         return extent(source[1])
+    if source[0] == "map":
+        _, tensor, storage, *places = source
+        return _map(arrays[tensor], storage, fixed, *places)
+    if source[0] == "counter":
+        return "counter"
+    if source[0] == "section":
+        return "1"  # one head at a time: right for every length
     return f"in{source[1]}" if source[0] == "scalar" else "seed_address"
+
+
+def _map(
+    array: Array, storage: Storage, fixed: Mapping[Axis, int], row: int, column: int, rows: int, panel: int
+) -> str:
+    """A tensor map, as `main.cu` makes it."""
+    columns = fixed[array.axes[column]]
+    panels = columns // panel if columns % panel == 0 else 1
+    others = [i for i in reversed(range(len(array.axes))) if i not in (row, column)]
+    axes = [(f"{extent(array.axes[i])}", f"2 * {array.stride[i]}") for i in (row, *others)]
+    axes += [("1", "16")] * (3 - len(axes))
+    lengths = [str(columns // panels), axes[0][0], str(panels), axes[1][0], axes[2][0]]
+    strides = [axes[0][1], str(2 * panel), axes[1][1], axes[2][1]]
+    box = [panel, rows, panels, 1, 1]
+    kind = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}[storage]
+    parts = ("{" + ", ".join(map(str, part)) + "}" for part in (_unsigned(lengths), _unsigned(strides), box))
+    return f"tensor_map({array.name}.device, CU_TENSOR_MAP_DATA_TYPE_{kind}, {', '.join(parts)})"
+
+
+def _unsigned(formulas: Sequence[str]) -> list[str]:
+    return [f"static_cast<cuuint64_t>({formula})" for formula in formulas]

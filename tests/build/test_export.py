@@ -39,6 +39,15 @@ KERNELS: dict[str, dict[str, Any]] = {
         "arch": "sm_80",
     },
     "documents": {"mask": fg.document(ids), "head_dim": 64, "dtype": "fp16", "arch": "sm_90a"},
+    "warps with roles": {
+        "mask": fg.causal(),
+        "return_lse": True,
+        "head_dim": 80,
+        "v_head_dim": 24,
+        "dtype": "bf16",
+        "arch": "sm_90a",
+        "family": "sm90",
+    },
     "several": {"program": talking, "head_dim": 32, "sizes": {"e": 4}, "dtype": "fp32", "arch": "sm_80"},
 }
 
