@@ -113,7 +113,12 @@ def plans(
 def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     """The families that may run a stage of the problem, in the order in which they are tried."""
     if problem.family is None:
-        return arch.families[::-1] if problem.tiling == "registers" else ("simt",)
+        if problem.tiling != "registers":
+            return ("simt",)
+        order = arch.families[::-1]
+        if problem.graph.direction == "backward":  # warps with roles come last there
+            order = tuple(sorted(order, key=WITH_ROLES.__contains__))
+        return order
     if problem.family not in arch.families:
         where = arch.said if arch.emulated else f"{arch.name} ({arch.target})"
         raise PlanError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fagen.compile import backward_of
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Graph, Input, Output
@@ -137,6 +138,11 @@ def test_operands_of_16_bits_are_multiplied_on_tensor_cores(arch: str) -> None:
         made = plan(problem(attention_graph(), storage=storage, arch=arch))
         assert made.family == made.kernels[0].family == ("sm90" if arch == "sm_90" else "sm80")
     assert plan(problem(attention_graph(), storage="fp32", arch=arch)).family == "simt"
+
+
+def test_the_backward_direction_takes_warps_with_roles_where_they_are_asked_for() -> None:
+    asked = problem(attention_graph(), storage="bf16", arch="H200")
+    assert plan(backward_of(asked)[0]).family == "sm80"
 
 
 @pytest.mark.parametrize(
