@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import fagen as fg
 from fagen.compile import backward_of
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
@@ -138,6 +139,12 @@ def test_operands_of_16_bits_are_multiplied_on_tensor_cores(arch: str) -> None:
         made = plan(problem(attention_graph(), storage=storage, arch=arch))
         assert made.family == made.kernels[0].family == ("sm90" if arch == "sm_90" else "sm80")
     assert plan(problem(attention_graph(), storage="fp32", arch=arch)).family == "simt"
+
+
+def test_long_functions_are_left_to_smaller_tiles() -> None:
+    graph = attention_graph(score=lambda s: 2.0 * fg.cos(s))
+    assert plan(problem(graph, storage="bf16", arch="H200")).family == "sm80"
+    assert plan(problem(graph, storage="bf16", arch="H200", family="sm90")).family == "sm90"
 
 
 def test_the_backward_direction_takes_warps_with_roles_where_they_are_asked_for() -> None:
