@@ -395,7 +395,7 @@ def gradients_under_autocast_have_the_dtype_of_their_tensor(device: str) -> None
     assert out.dtype == torch.bfloat16
     assert {each.dtype for each in found} == {torch.float32}
     rounded = [each.detach().bfloat16().requires_grad_() for each in (q, k, v)]
-    expected = torch.autograd.grad(fg.attention(*rounded, mask=fg.causal()).sum(), rounded)
+    expected = torch.autograd.grad(fg.attention(*rounded, mask=fg.causal()).float().sum(), rounded)
     assert all(torch.equal(mine, other.float()) for mine, other in zip(found, expected, strict=True))
 
 

@@ -7,14 +7,15 @@ state, and, where another state waits for it, joins that with the other threads 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from fagen.derive.signs import at_least_one, positive
-from fagen.derive.unscale import common_factor, differences, unscaled
+from fagen.derive.magnitudes import FP16_MAX, Magnitudes
+from fagen.derive.running import old
+from fagen.derive.terms import conjuncts, term_of
+from fagen.derive.unscale import unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import Lowering
@@ -27,18 +28,15 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import (
     KEY_AXIS,
     MINUS_INF,
-    ONE,
     TRUE,
     ZERO,
     Axis,
-    Const,
     Index,
     Input,
     Load,
     Map,
     Node,
     Output,
-    Random,
     Scatter,
     Symbol,
 )
@@ -48,10 +46,8 @@ from fagen.plan.plan import KernelPlan, SharedTile, Storage
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
 """Tilings whose sums of products are the factors of the next products where they are."""
-_FP16_MAX = 65504.0
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
-_AT_MOST_ONE = ("tanh", "tanh_fast", "erf", "sin", "cos")
 MANY_REGISTERS = 192
 """Three quarters of what a thread may have."""
 AFTER = 1
@@ -563,7 +559,7 @@ class LoopBuilder:
         self.row_axis = self.kernel.tile_axis
         self.finished: dict[Node, str] = {}
         """States of earlier walks, as the text says them."""
-        self.maxima: dict[Node, tuple[Node, Node]] = {}
+        self.magnitudes = Magnitudes()
         """The value of each maximum, and the guard under which it was taken."""
         self.shared = {tile.name: tile for tile in self.kernel.shared}
         self.tiles: dict[tuple[str, Node, Axis], TileText] = {}
@@ -631,37 +627,8 @@ class LoopBuilder:
         if axis == KEY_AXIS and self.kernel.block_walk % 16 == 0 and not alone:
             served = 4 if self.kernel.tiling in ON_TENSOR_CORES else 2 if self.kernel.columns == 8 else 1
         return self.scope.lowering(
-            leaves, self.nonpositive, addresses={axis: inside}, columns_per_call=served
+            leaves, self.magnitudes.nonpositive, addresses={axis: inside}, columns_per_call=served
         )
-
-    def nonpositive(self, exponent: Node) -> bool:
-        """Whether a running or finished maximum is taken from a value it is the maximum of."""
-        return any(positive(c) and self._at_most(a, b) for a, b, c in differences(exponent))
-
-    def _at_most(self, x: Node, top: Node) -> bool:
-        """Whether ``x`` is at most ``top``, a maximum or the larger of one and something."""
-        if isinstance(top, Map) and top.op == "finite":
-            top = top.args[0]
-        if x is top:
-            return True
-        inner, inner_top, factor = common_factor(x, top)
-        if factor is not ONE:
-            return positive(factor) and self._at_most(inner, inner_top)
-        if isinstance(x, Map) and x.op == "where" and x.args[2] is MINUS_INF:
-            conditions = conjuncts(x.args[0])
-            value = next((m for m in self.maxima.values() if m[0] is x.args[1]), None)
-            return (
-                value is not None
-                and all(condition in conditions for condition in conjuncts(value[1]))
-                and self._at_most(x.args[1], top)
-            )
-        if top in self.maxima and (x is self.maxima[top][0] or x is old(top)):
-            return True
-        if isinstance(top, Map) and top.op == "maximum":
-            if isinstance(x, Map) and x.op == "maximum":
-                return all(self._at_most(arg, top) for arg in x.args)
-            return any(self._at_most(x, arg) for arg in top.args)
-        return False
 
     # -------------------------------------------------------------------------------------------------- tiles
 
@@ -798,7 +765,7 @@ class LoopBuilder:
             leaves[state.symbol] = codes.leaf(f"row.{state.symbol.name}", "float", place)
             leaves[old(state.symbol)] = codes.leaf(f"{state.symbol.name}_old", "float", place)
             if state.op == "max":
-                self.maxima[state.symbol] = state.value, walk.guard
+                self.magnitudes.add_maximum(state, walk.guard)
         lower = self.lowering(leaves)
         values = {state: term_of(state) for state in walk.states}
         roots: list[tuple[Code, Place]] = []
@@ -958,30 +925,7 @@ class LoopBuilder:
     def weight(self, value: Node, record: str) -> Storage:
         """What weights are rounded to on tensor cores: fp32 (TF32) where fp16 might not hold them."""
         storage = self.shared[record].storage
-        return "fp32" if storage == "fp16" and self.largest(value) > _FP16_MAX else storage
-
-    def largest(self, x: Node) -> float:
-        """A bound on the size of ``x``, infinite where none is proven."""
-        if isinstance(x, Const):
-            return abs(float(x.value))
-        if not isinstance(x, Map):
-            return math.inf
-        if x.op in ("exp", "exp2"):
-            return 1.0 if self.nonpositive(x.args[0]) else math.inf
-        if x.op in _AT_MOST_ONE or x.kind == "bool" or (x.op == "to_float" and x.args[0].kind == "bool"):
-            return 1.0
-        sizes = [self.largest(arg) for arg in x.args]
-        if x.op == "where":
-            return max(sizes[1:])
-        if x.op in ("neg", "abs", "maximum", "minimum"):
-            return max(sizes)
-        if x.op == "add":
-            return sum(sizes)
-        if x.op == "mul":
-            return sizes[0] * sizes[1] if all(sizes) else 0.0
-        if x.op == "div" and (at_least_one(x.args[1]) or isinstance(x.args[1], Const)):
-            return sizes[0] / (abs(float(x.args[1].value)) if isinstance(x.args[1], Const) else 1.0)
-        return math.inf
+        return "fp32" if storage == "fp16" and self.magnitudes.largest(value) > FP16_MAX else storage
 
     def is_read(self, node: Node) -> bool:
         """Whether ``node`` is a number of each element, or of each column, that may be anything."""
@@ -1046,7 +990,7 @@ class LoopBuilder:
             leaves[symbol] = codes.leaf(text if axis is None else f"{text}[f]", "float", place)
         for axis in set(features.values()):
             leaves[Index(axis)] = codes.leaf(axis_name(axis), "int32", Place(True, True, AFTER))
-        lower = scope.lowering(leaves, self.nonpositive)
+        lower = scope.lowering(leaves, self.magnitudes.nonpositive)
         found: dict[Axis | None, list[tuple[Output, Tensor]]] = {}
         for output in self.stage.outputs:
             along = [axis for axis in output.node.axes if axis in self.shares]
@@ -1143,12 +1087,6 @@ def levels_of(walk: Walk) -> dict[State, int]:
     return dict(sorted(levels.items(), key=lambda item: item[1]))
 
 
-def old(symbol: Node) -> Symbol:
-    """The value of a running state before this tile."""
-    assert isinstance(symbol, Symbol)
-    return Symbol(f"{symbol.name}_old", symbol.over, symbol.stored)
-
-
 def _extreme(op: str, codes: Sequence[Code], split: Split | None) -> str:
     """The largest or smallest of ``codes``."""
     texts = [split.text(code) for code in codes] if split is not None else []
@@ -1157,24 +1095,3 @@ def _extreme(op: str, codes: Sequence[Code], split: Split | None) -> str:
 
 def _symbols(x: Node) -> set[Node]:
     return {node for node in ir.walk([x]) if isinstance(node, Symbol)}
-
-
-def term_of(state: State) -> tuple[Node, Node | None]:
-    """What a state sums, and for a weighted sum the positions where the term exists at all."""
-    value = state.value
-    if state.operand is not None and not state.features:
-        return ir.mul(value, state.operand), None
-    if state.features and isinstance(value, Map) and value.op == "where" and value.args[2] is ZERO:
-        conditions = conjuncts(value.args[0])
-        exists = [c for c in conditions if not any(isinstance(n, Symbol | Random) for n in ir.walk([c]))]
-        if exists:
-            rest = ir.conjunction(*(c for c in conditions if c not in exists))
-            return ir.where(rest, value.args[1], ZERO), ir.conjunction(*exists)
-    return value, None
-
-
-def conjuncts(condition: Node) -> tuple[Node, ...]:
-    """The conditions all of which must hold."""
-    if condition is TRUE:
-        return ()
-    return condition.args if isinstance(condition, Map) and condition.op == "and" else (condition,)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fagen.derive.terms import term_of
 from fagen.emit.code import ELEMENT, OR, PRODUCT, UNARY, Code, Split, Statement, Variable
 from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
-from fagen.emit.forward import StoreText, term_of
+from fagen.emit.forward import StoreText
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.tiles import LONG, plain_read, reads
 from fagen.ir import graph as ir

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fagen.derive.invariance import free_references
+from fagen.derive.running import old
 from fagen.derive.unscale import common_factor
 from fagen.derive.walk import State
 from fagen.emit.code import PRODUCT
@@ -22,7 +23,6 @@ from fagen.emit.forward import (
     StateText,
     TileText,
     WalkText,
-    old,
 )
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name

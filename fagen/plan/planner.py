@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from fagen.derive.bounded import without_maxima
 from fagen.derive.intervals import RangePlan, ranges
+from fagen.derive.magnitudes import FP16_MAX, largest_weight
 from fagen.derive.streaming import derive
 from fagen.derive.walk import Note, Stage, Walk
 from fagen.errors import PlanError
@@ -206,6 +207,9 @@ def _choose(
         if roles and counts.operand is not None:
             changed, notes = without_maxima(stage, warpgroups.MOST_EXPONENT[counts.operand])
             counts = profile(changed, schedule, axis, problem)
+        if roles and counts.operand == "fp16" and largest_weight(changed) > FP16_MAX:
+            misfits.append(Rejected(family, "weights are rounded to fp16, and may be larger than it holds"))
+            continue
         ranked, more = rank(counts, problem, arch, lengths, family)
         if ranked:
             how, model = "forward_roles" if roles else schedule, Model(counts, lengths, arch)

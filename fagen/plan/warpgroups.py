@@ -139,8 +139,6 @@ def misfit(stage: Stage, problem: Problem, tile_axis: Axis | None) -> str | None
         return "sines and cosines of elements take a compiler minutes"
     if stage.outer:
         return f"its walk is made again at each position of {', '.join(map(repr, stage.outer))}"
-    if problem.graph.direction == "backward" and "fp16" in problem.inputs:
-        return "gradients may be larger than fp16 holds, and weights are rounded to it"
     for walk in stage.walks:
         for term in (term for product in walk.products for term in product.terms):
             for node, rows in ((term.own, tile_axis), (term.walk, stage.walk)):

@@ -60,6 +60,13 @@ def decayed(q: Queries, k: Keys, v: Values):
 
 
 @fg.program
+def capped(q: Queries, k: Keys, v: Values):
+    """No exponent exceeds 8: no maximum is taken off, and weights reach exp(8), which fp16 holds."""
+    s = 8.0 * fg.tanh(fg.dot(q, k, over="d") / 8.0)
+    return fg.dot(fg.softmax(s, over="kv"), v, over="kv")
+
+
+@fg.program
 def computed_keys(q: Queries, k: Keys, v: Values):
     return fg.dot(fg.softmax(fg.dot(q, fg.tanh(k), over="d"), over="kv"), v, over="kv")
 
@@ -67,24 +74,28 @@ def computed_keys(q: Queries, k: Keys, v: Values):
 LENGTHS = {"b": 2, "h": 4, "hk": 2, "q": 150, "kv": 170, "d": 32, "dv": 24, "r": 16, "e": 8}
 
 
-def tensors(program: fg.Program) -> list[torch.Tensor]:
+def tensors(program: fg.Program, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     shapes = [[LENGTHS[axis] for axis in argument.layout] for argument in program.trace().graph.arguments]
-    return [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
 @pytest.mark.cxx
 @pytest.mark.parametrize(
-    "program",
-    [above_a_threshold, never_zero, statistics, weights_and_sums, two_values, two_products, decayed],
-    ids=lambda program: program.name,
+    ("program", "dtype"),
+    [
+        *((each, torch.bfloat16) for each in (above_a_threshold, never_zero, statistics, weights_and_sums)),
+        *((each, torch.bfloat16) for each in (two_values, two_products, decayed)),
+        (capped, torch.float16),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_programs_are_right(program: fg.Program) -> None:
-    given = tensors(program)
+def test_programs_are_right(program: fg.Program, dtype: torch.dtype) -> None:
+    given = tensors(program, dtype)
     with emulation(schedule="random", seed=5):
         found = program.options(family="sm90")(*given)
     graph = program.trace().graph
-    exact, near = evaluate(graph, given), eager(graph, given, torch.bfloat16)
+    exact, near = evaluate(graph, given), eager(graph, given, dtype)
     outputs = found if isinstance(found, tuple) else (found,)
     for out, ref, quick in zip(outputs, exact, near, strict=True):
         compare(out, ref, quick).require(program.name)
@@ -93,3 +104,8 @@ def test_programs_are_right(program: fg.Program) -> None:
 def test_operands_that_are_not_in_memory_are_refused() -> None:
     with pytest.raises(PlanError, match="not in memory as it is multiplied"):
         computed_keys.options(family="sm90")(*tensors(computed_keys))
+
+
+def test_weights_that_fp16_may_not_hold_are_refused() -> None:
+    with pytest.raises(PlanError, match="may be larger than it holds"):
+        decayed.options(family="sm90")(*tensors(decayed, torch.float16))

@@ -169,6 +169,22 @@ def test_where_bulk_copies_do_not_reach_the_next_family_says_why(asked: dict[str
     assert any(each.startswith(reason) for each in said)
 
 
+@fg.program
+def squares(q: fg.Tensor["b h q d"], k: fg.Tensor["b hk kv d"], v: fg.Tensor["b hk kv dv"]):
+    s = fg.relu(fg.dot(q, k, over="d"))
+    return fg.dot(s * s, v, over="kv") / (1.0 + fg.sum(s * s, over="kv"))
+
+
+def test_weights_that_fp16_may_not_hold_are_not_rounded_to_it() -> None:
+    graph = squares.trace().graph
+    assert plan(problem(graph, storage="bf16", arch="H200")).family == "sm90"
+    made = plan(problem(graph, storage="fp16", arch="H200"))
+    assert made.family == "sm80"
+    assert [each for each in made.rejected if "may be larger than it holds" in each.reason]
+    capped = attention_graph(score=fg.softcap(8.0))  # at most exp(8), with no maximum taken off
+    assert plan(problem(capped, storage="fp16", arch="H200")).family == "sm90"
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "emulator"])
 def test_other_machines_take_the_plainest_family(arch: str) -> None:
     assert plan(problem(attention_graph(), storage="fp16", arch=arch)).family == "simt"
