@@ -21,8 +21,9 @@ struct FagenLanded {
 };
 
 template <int GROUPS>
-inline void wgmma_wait(FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {},
-                       FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, int line = __builtin_LINE()) {
+inline void wgmma_wait(FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {},
+                       FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {},
+                       int line = __builtin_LINE()) {
   fagen_product_wait(GROUPS, line);
 }
 
