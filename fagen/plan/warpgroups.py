@@ -15,7 +15,6 @@ from fagen.plan.plan import Problem, Roles, Storage
 
 GROUP_ROWS = 64
 """Rows of a warpgroup, the first side of its products."""
-GROUP_THREADS = 128
 MOST_COLUMNS = 256
 """The other side of a product."""
 WORKS = 8
