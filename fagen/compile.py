@@ -27,9 +27,11 @@ from fagen.ir.check import direct_inputs
 from fagen.ir.graph import OPEN_AXES, Axis, Graph, Input, Node
 from fagen.ir.show import show, show_graph
 from fagen.plan.arch import arch_for
-from fagen.plan.cost import Tiles, output_storages, tiles_of
+from fagen.plan.cost import tiles_of
 from fagen.plan.plan import Plan, Problem, Rejected, Storage
 from fagen.plan.planner import plans
+from fagen.plan.profile import output_storages
+from fagen.plan.space import Tiles
 from fagen.plan.tiling import length_classes
 from fagen.run.build import Built, Resources, build, built_as
 from fagen.run.cache import index_get, index_put, package_digest

@@ -15,8 +15,8 @@ from fagen.ir.show import length_name
 from fagen.paths import templates_dir
 from fagen.plain import TYPES, axes_of, plain_text
 from fagen.plan.arch import arch_for
-from fagen.plan.cost import storages
 from fagen.plan.plan import Plan, Storage
+from fagen.plan.profile import storages
 from fagen.run.debug import file_name
 from fagen.run.source import included
 

@@ -35,8 +35,8 @@ from fagen.ir.graph import Axis, Graph, Input, Scalar, Scatter, walk
 from fagen.ir.show import length_name
 from fagen.lang.program import Options
 from fagen.plan.arch import arch_for
-from fagen.plan.cost import output_storages
 from fagen.plan.plan import Problem, Storage
+from fagen.plan.profile import output_storages
 from fagen.torch_op import Callee, Outputs, Run
 
 REFERENCE = "reference"

@@ -40,9 +40,9 @@ from fagen.ir.graph import (
     Scatter,
     Symbol,
 )
-from fagen.plan.cost import VECTOR
 from fagen.plan.layout import nearest
 from fagen.plan.plan import KernelPlan, SharedTile, Storage
+from fagen.plan.space import VECTOR
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
 """Tilings whose sums of products are the factors of the next products where they are."""

@@ -17,8 +17,8 @@ from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.tiles import LONG, plain_read, reads
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Map, Node
-from fagen.plan.cost import stage_roots
 from fagen.plan.layout import nearest
+from fagen.plan.profile import stage_roots
 
 
 @dataclass(frozen=True)

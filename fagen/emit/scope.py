@@ -14,8 +14,8 @@ from fagen.emit.params import Parameters, Tensor
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Input, Map, Node, Output, Symbol
 from fagen.ir.show import show
-from fagen.plan.cost import is_16_bit
 from fagen.plan.plan import KernelPlan, Plan
+from fagen.plan.profile import is_16_bit
 
 
 def block_name(axis: Axis) -> str:

@@ -15,17 +15,11 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node, Symbol
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
-from fagen.plan.cost import (
-    LOOPS,
-    Model,
-    buffer_lives,
-    output_storages,
-    profile,
-    shared_tiles,
-    stage_roots,
-)
+from fagen.plan.cost import Model, buffer_lives
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
+from fagen.plan.profile import LOOPS, output_storages, profile, stage_roots
+from fagen.plan.space import shared_tiles
 from fagen.plan.tiling import (
     Ranked,
     fallbacks,

@@ -13,23 +13,19 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
-from fagen.plan.cost import (
+from fagen.plan.cost import Cost, Model
+from fagen.plan.plan import Problem, Rejected, Schedule
+from fagen.plan.profile import LOOPS, Lengths, Profile, profile
+from fagen.plan.space import (
     FRAGMENT,
-    LOOPS,
     VECTOR,
-    Cost,
-    Lengths,
-    Model,
-    Profile,
     Tiles,
     planned_blocks,
-    profile,
     registers,
     registers_limit,
     round_up,
     shared_bytes,
 )
-from fagen.plan.plan import Problem, Rejected, Schedule
 
 FINALISTS = 16
 """Candidates whose memory traffic is looked at: those whose arithmetic takes least time."""

@@ -12,8 +12,9 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, Axis, Input
 from fagen.ir.show import join_heads, length_name, show
 from fagen.plan.arch import Arch, arch_for
-from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes, stage_roots, tiles_of
+from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes, tiles_of
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan
+from fagen.plan.profile import stage_roots
 from fagen.plan.tiling import representative_lengths
 from fagen.run.tuned import Tuned
 

@@ -16,9 +16,9 @@ from fagen.errors import EmulatorFinding
 from fagen.ir.graph import Graph
 from fagen.ir.reference import compare, eager, evaluate
 from fagen.plan import tiling
-from fagen.plan.cost import FRAGMENT, Tiles, round_up
 from fagen.plan.plan import Plan
 from fagen.plan.planner import plan
+from fagen.plan.space import FRAGMENT, Tiles, round_up
 from fagen.run.emulate import SCHEDULES, Checker
 
 pytestmark = pytest.mark.cxx

@@ -7,17 +7,11 @@ from math import prod
 import pytest
 
 from fagen.plan.arch import arch_for
-from fagen.plan.cost import (
-    Cost,
-    cost_of,
-    live_parts,
-    output_storages,
-    peak_buffer_bytes,
-    registers_limit,
-    resident_blocks,
-)
+from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes
 from fagen.plan.plan import Plan, Tiling
 from fagen.plan.planner import plan
+from fagen.plan.profile import output_storages
+from fagen.plan.space import registers_limit, resident_blocks
 from plans import attention_graph, lengths, matmul_problem, problem
 
 

@@ -18,9 +18,11 @@ from fagen.ir.graph import Graph, Input, Output
 from fagen.lang.attention import attention
 from fagen.lang.expr import kv, q
 from fagen.plan.arch import ROWS, arch_for
-from fagen.plan.cost import Model, buffer_lives, profile, registers, registers_limit, shared_bytes, tiles_of
+from fagen.plan.cost import Model, buffer_lives, tiles_of
 from fagen.plan.plan import KernelPlan, Plan, Storage
 from fagen.plan.planner import plan, plans
+from fagen.plan.profile import profile
+from fagen.plan.space import registers, registers_limit, shared_bytes
 from fagen.plan.tiling import candidates, length_classes, misfit, tile_axis_of
 from fagen.plan.warpgroups import consumer_registers
 from plans import attention_graph, lengths, matmul_problem, problem

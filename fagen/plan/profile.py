@@ -1,0 +1,298 @@
+"""What a stage does, counted once: operations, and what is read and written, by the axes they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from fagen.derive.walk import Stage
+from fagen.ir import graph as ir
+from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
+from fagen.plan.layout import nearest
+from fagen.plan.plan import STORAGE_BYTES, Problem, Schedule, Storage
+
+Lengths: TypeAlias = Mapping[Axis, int]
+LOOPS = ("forward_loop", "forward_roles")
+"""Schedules of stages with products of tiles."""
+PLAIN_SLOTS = 11
+"""On tensor cores, instructions for an element beyond which a tile's scores are held while others are
+computed."""
+_SLOTS: Mapping[str, tuple[int, int]] = {
+    "neg": (0, 0),
+    "not": (0, 0),
+    "div": (8, 1),
+    "quotient": (9, 1),
+    "floordiv": (12, 1),
+    "mod": (14, 1),
+    "exp": (4, 1),
+    "exp2": (2, 1),
+    "log": (6, 1),
+    "log2": (4, 1),
+    "tanh": (12, 2),
+    "tanh_fast": (0, 1),
+    "erf": (20, 1),
+    "sqrt": (6, 1),
+    "rsqrt": (3, 1),
+    "sin": (16, 1),
+    "cos": (16, 1),
+}
+"""(issue slots, exp-unit slots) of an operation; (1, 0) where none is given."""
+RANDOM_SLOTS = 24
+"""Philox: ten rounds of about ten instructions serve several elements of a thread."""
+
+
+def storages(problem: Problem) -> dict[int, Storage]:
+    """How each tensor argument lies in memory, by its position."""
+    tensors = (argument for argument in problem.graph.arguments if isinstance(argument, Input))
+    return {tensor.position: storage for tensor, storage in zip(tensors, problem.inputs, strict=True)}
+
+
+def output_storages(problem: Problem) -> tuple[Storage, ...]:
+    """One for each of the graph's outputs: fp32 for row statistics, else that of the first tensor with
+    features.
+
+    A row statistic has neither a feature axis nor one that the program sums over or takes a maximum over.
+    """
+    if problem.outputs:
+        return problem.outputs
+    stored, features = storages(problem), {axis for axis, _ in problem.sizes}
+    floats = [a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float"]
+    first = next((a for a in floats if features & set(a.axes)), floats[0] if floats else None)
+    data: Storage = stored[first.position] if first is not None else "fp32"
+    walked = features | _walked_axes(problem.graph)
+    return tuple(data if walked & set(output.node.axes) else "fp32" for output in problem.graph.outputs)
+
+
+def is_16_bit(problem: Problem) -> bool:
+    """Whether no tensor with features is in fp32; what is added to scores may be."""
+    stored, features = storages(problem), {axis for axis, _ in problem.sizes}
+    tensors = (a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float")
+    return all(stored[a.position] != "fp32" for a in tensors if features & set(a.axes))
+
+
+def _walked_axes(graph: Graph) -> set[Axis]:
+    nodes = ir.walk(output.node for output in graph.outputs)
+    return {node.over for node in nodes if isinstance(node, Reduce | ir.Contract)}
+
+
+def _written_bytes(stage: Stage, problem: Problem) -> dict[str, int]:
+    """Bytes of an element of each output of ``stage``, by name; what goes to another stage is fp32."""
+    if stage.name != problem.graph.name:
+        return {}
+    names = (output.name for output in problem.graph.outputs)
+    return dict(zip(names, (STORAGE_BYTES[s] for s in output_storages(problem)), strict=True))
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor read or written: ``bytes`` an element, at each position of ``axes``."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    bytes: int
+    own_operand: bool = False
+    """Read into a tile of the own axis, which stays for the whole walk where it fits."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Instructions done at each position of ``axes``: on the ordinary units, and on the exp unit."""
+
+    axes: tuple[Axis, ...]
+    issue: int
+    special: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk: what its tiles hold and what is done on them."""
+
+    products: int
+    own_tiles: tuple[int, ...]
+    """Inner length of each distinct own operand of the products (those of earlier walks among them)."""
+    walk_tiles: tuple[int, ...]
+    """Inner length of each distinct walk operand."""
+    terms: tuple[int, ...]
+    """Inner length of each contraction."""
+    operands: tuple[int, ...]
+    """Features of each distinct operand of weighted states."""
+    weighted: tuple[int, ...]
+    """Features of each weighted state."""
+    rescaled: tuple[int, ...]
+    """Features of each weighted state that is rescaled."""
+    scalars: int
+    """States without features."""
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    slots: tuple[Slots, ...]
+    columns: int
+    """Values of each column that its elements need beside its position."""
+    elements: int
+    """Values that each element reads for itself, random bits among them."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What planning must know of a stage, read from its expressions once. Lengths that are not fixed count as
+    0."""
+
+    schedule: Schedule
+    grid_axes: tuple[Axis, ...]
+    tile_axis: Axis | None
+    walk_axis: Axis | None
+    feature_axis: Axis | None
+    """Of a product that is a stage of its own."""
+    outer: tuple[Axis, ...]
+    """At each position of which the walk is made again."""
+    passes: tuple[Pass, ...]
+    reads: tuple[Access, ...]
+    """Once a block, after the last walk."""
+    writes: tuple[Access, ...]
+    slots: tuple[Slots, ...]
+    scattered: bool
+    """Of a product: whether neighbours along the features don't lie side by side in its operand."""
+    operand: Storage | None
+    """The one 16-bit type of all that products and weighted sums read; None if it is not one."""
+
+
+def _scattered(stage: Stage) -> bool:
+    state = stage.walks[0].states[0]
+    assert state.operand is not None
+    assert stage.walk is not None
+    return nearest(state.operand, stage.walk, *state.features) == stage.walk
+
+
+def _operand(stage: Stage, stored: Mapping[int, Storage]) -> Storage | None:
+    roots = [node for walk in stage.walks for p in walk.products for t in p.terms for node in (t.own, t.walk)]
+    roots += [s.operand for walk in stage.walks for s in walk.states if s.operand is not None and s.features]
+    floats = (node for node in ir.walk(roots) if isinstance(node, Input) and node.stored == "float")
+    kinds = {stored.get(node.position, "fp32") for node in floats}
+    return kinds.pop() if kinds in ({"fp16"}, {"bf16"}) else None
+
+
+def _accesses(
+    roots: Iterable[Node], stored: Mapping[int, Storage], own_operand: bool = False
+) -> list[Access]:
+    """The tensors below ``roots``, each once for every set of axes it is read over."""
+    found: dict[Access, None] = {}
+    seen: set[Node] = set()
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        table = node.table if isinstance(node, Load) else node
+        if isinstance(table, Input):
+            item = STORAGE_BYTES[stored.get(table.position, "fp32")]
+            found[Access(table.name, node.axes, item, own_operand)] = None
+        stack.extend(node.indices[::-1] if isinstance(node, Load) else node.args[::-1])
+    return list(found)
+
+
+def _slots(roots: Iterable[Node]) -> tuple[Slots, ...]:
+    counts: dict[tuple[Axis, ...], tuple[int, int]] = {}
+    for node in ir.walk(roots):
+        if isinstance(node, Map):
+            issue, special = _SLOTS.get(node.op, (max(len(node.args) - 1, 1), 0))
+        elif isinstance(node, Random):
+            issue, special = RANDOM_SLOTS, 0
+        else:
+            continue
+        before = counts.get(node.axes, (0, 0))
+        counts[node.axes] = before[0] + issue, before[1] + special
+    return tuple(Slots(axes, *both) for axes, both in counts.items() if any(both))
+
+
+def _columns(roots: Iterable[Node], own: Axis | None, walked: Axis | None) -> int:
+    """How many numbers of a column, not linear in its position, stand in expressions of elements."""
+    found = {
+        arg
+        for node in ir.walk(roots)
+        if own in node.axes
+        for arg in node.args
+        if walked in arg.axes and own not in arg.axes and not (isinstance(arg, Map) and arg.kind == "bool")
+    }
+    return sum(
+        arg.kind != "int" or any(not isinstance(term, ir.Index | ir.Size) for term in ir.linear(arg)[0])
+        for arg in found
+    )
+
+
+@lru_cache(maxsize=256)
+def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem) -> Profile:
+    """The counts of ``stage``, run by ``schedule`` with tiles of ``tile_axis``."""
+    sizes, stored, written = dict(problem.sizes), storages(problem), _written_bytes(stage, problem)
+
+    def writes(outputs: Iterable[ir.Output]) -> tuple[Access, ...]:
+        return tuple(Access(out.name, out.node.axes, written.get(out.name, 4)) for out in outputs)
+
+    own_operands: dict[tuple[Node, Axis], None] = {}
+    passes: list[Pass] = []
+    for walk in stage.walks:
+        terms = [term for product in walk.products for term in product.terms]
+        own_operands.update(dict.fromkeys((term.own, term.over) for term in terms))
+        walk_operands = dict.fromkeys((term.walk, term.over) for term in terms)
+        weighted = [(s.operand, s.features) for s in walk.states if s.operand is not None and s.features]
+        operands = dict.fromkeys(weighted)
+        loaded = [node for node, _ in own_operands], [node for node, _ in walk_operands]
+        weighed = [walk.guard, *(state.value for state in walk.states)]
+        values = [*weighed, *(out.node for out in walk.stores)]
+        values += [s.operand for s in walk.states if s.operand is not None]
+        passes.append(
+            Pass(
+                products=len(walk.products),
+                own_tiles=tuple(sizes.get(over, 0) for _, over in own_operands),
+                walk_tiles=tuple(sizes.get(over, 0) for _, over in walk_operands),
+                terms=tuple(sizes.get(term.over, 0) for term in terms),
+                operands=tuple(sizes.get(axis, 0) for _, (axis,) in operands),
+                weighted=tuple(sizes.get(axis, 0) for _, (axis,) in weighted),
+                rescaled=tuple(
+                    sizes.get(axis, 0) for s in walk.states if s.rescale is not None for axis in s.features
+                ),
+                scalars=len(walk.states) - len(weighted),
+                reads=(
+                    *_accesses(loaded[0], stored, own_operand=True),
+                    *_accesses([*loaded[1], *values], stored),
+                ),
+                writes=writes(walk.stores),
+                slots=_slots([*loaded[0], *loaded[1], *values]),
+                columns=_columns(weighed, tile_axis, stage.walk),
+                elements=sum(
+                    isinstance(node, Input | Load | Random) and {tile_axis, stage.walk} <= set(node.axes)
+                    for node in ir.walk(weighed)
+                ),
+            )
+        )
+    features = [axis for walk in stage.walks for state in walk.states for axis in state.features]
+    ends = [output.node for output in stage.outputs]
+    return Profile(
+        schedule=schedule,
+        grid_axes=tuple(axis for axis in stage.own if axis != tile_axis),
+        tile_axis=tile_axis,
+        walk_axis=stage.walk,
+        feature_axis=features[0] if schedule == "product" else None,
+        outer=stage.outer,
+        passes=tuple(passes),
+        reads=tuple(_accesses(ends, stored)),
+        writes=writes(stage.outputs),
+        slots=_slots(ends),
+        scattered=schedule == "product" and _scattered(stage),
+        operand=_operand(stage, stored),
+    )
+
+
+def stage_roots(stage: Stage) -> list[Node]:
+    """Every expression of a stage."""
+    roots = [output.node for output in stage.outputs]
+    for walk in stage.walks:
+        roots.append(walk.guard)
+        roots += [
+            node for product in walk.products for term in product.terms for node in (term.own, term.walk)
+        ]
+        for state in walk.states:
+            roots += [node for node in (state.value, state.operand, state.rescale) if node is not None]
+        roots += [output.node for output in walk.stores]
+    return roots
