@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fagen.derive.terms import term_of
 from fagen.emit.code import ELEMENT, OR, PRODUCT, UNARY, Code, Split, Statement, Variable
 from fagen.emit.flat import COLUMN, RESULT, ROW, Flat
-from fagen.emit.forward import StoreText
 from fagen.emit.scope import Scope, axis_name, block_name
+from fagen.emit.texts import StoreText
 from fagen.emit.tiles import LONG, plain_read, reads
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, ZERO, Axis, Index, Input, Map, Node

@@ -16,16 +16,10 @@ from fagen.derive.running import old
 from fagen.derive.unscale import common_factor
 from fagen.derive.walk import State
 from fagen.emit.code import PRODUCT
-from fagen.emit.forward import (
-    ForwardLoop,
-    LoopBuilder,
-    ProductText,
-    StateText,
-    TileText,
-    WalkText,
-)
+from fagen.emit.forward import LoopBuilder
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
+from fagen.emit.texts import ForwardLoop, ProductText, StateText, TileText, WalkText
 from fagen.ir import graph as ir
 from fagen.ir.graph import ONE, Axis, Input, Map, Node
 from fagen.plan.plan import STORAGE_BYTES, Roles

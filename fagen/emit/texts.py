@@ -1,0 +1,510 @@
+"""The records that `schedule/forward_loop` and `schedule/forward_roles` write a stage with products from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fagen.emit.code import BLOCK, COLUMN, ROW, Statement, Variable
+from fagen.emit.loops import LoopText
+from fagen.emit.params import Tensor
+from fagen.emit.scope import Scope, axis_name, block_name, said
+from fagen.ir.graph import Axis
+from fagen.plan.plan import KernelPlan
+
+ON_TENSOR_CORES = ("fragments", "warpgroups")
+"""Tilings whose sums of products are the factors of the next products where they are."""
+
+
+@dataclass(frozen=True)
+class TileText:
+    """A tile in shared memory and the expression that fills it."""
+
+    name: str
+    rows: str
+    row_axis: Axis | None
+    """That its rows are along; None: the one row of the block."""
+    row_name: str
+    column_axis: Axis
+    length: str
+    """Of ``column_axis``."""
+    width: str
+    """Columns that are filled, those past ``length`` with 0."""
+    address: str
+    statements: Sequence[Statement]
+    value: str
+    chunked: bool
+    """Only ``width`` columns are there at a time."""
+    own: bool
+    """It holds rows of the block, not of the walk."""
+    by_rows: bool
+    """Whether neighbours along the rows lie side by side in memory."""
+    plain: str
+    """What a copy reads, where the tile holds a tensor as it is (`plain_read`)."""
+    storage: str
+    """Of its elements in shared memory."""
+    vectors: bool
+    """Whether the tensor's rows are aligned to 16 bytes and hold what the tile holds."""
+    of_sum: bool
+    """Operand of a weighted sum, not of a product."""
+
+
+@dataclass(frozen=True)
+class ProductText:
+    """A product: ``name[r][c] += own * walk`` over each pair of tiles."""
+
+    name: str
+    factors: tuple[tuple[TileText, TileText], ...]
+    equation: str
+
+
+@dataclass(frozen=True)
+class StateText:
+    """A state; ``value`` stands inside the loop over columns of its phase."""
+
+    name: str
+    op: str
+    initial: str
+    value: str
+    rescale: str | None
+    running: bool
+    """Another state of this walk waits for it: threads of a row join it on every tile, else after the
+    walk."""
+    old: bool
+    """Whether its value before this tile is kept."""
+    share: str | None
+    """Of a weighted sum: how many of its features a thread has."""
+    vector: int
+    operand: TileText | None
+    weights: str
+    """Of a weighted sum: the array of its values; equal values share one."""
+    weight: str
+    """Of a weighted sum on tensor cores: what a value is rounded to."""
+    condition: str | None
+    """Of a weighted sum: where it does not hold, the term is no part of it, whatever the guard says."""
+    slack: str | None
+    """Of a maximum: by how much it may be exceeded before it is replaced; None: not at all."""
+    lost: str | None
+    """Of a weighted sum: what rounding took away from it so far, and the next term makes up for."""
+    equation: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A step of a walk's update: row values, the loop over columns, what is joined."""
+
+    row: Sequence[Statement]
+    element: Sequence[Statement]
+    states: tuple[StateText, ...]
+
+
+@dataclass(frozen=True)
+class StoreText:
+    """``target = value``: an output written by each element of a tile, each feature of a row, or each row."""
+
+    target: str
+    number: str
+    equation: str
+    tensor: Tensor
+    adds: bool = False
+    """Whether ``number`` is added to it, as others are at the same time."""
+
+    @property
+    def pair(self) -> str:
+        """An array of two neighbours."""
+        return f"{self.tensor.name}_pair[2]"
+
+    @property
+    def value(self) -> str:
+        """The number as it is stored."""
+        return f"from_float<{self.tensor.storage}>({self.number})"
+
+    @property
+    def statement(self) -> str:
+        """What stores it."""
+        return (
+            f"atomic_add(&{self.target}, {self.number});" if self.adds else f"{self.target} = {self.value};"
+        )
+
+
+@dataclass(frozen=True)
+class StoresText:
+    """Outputs written in one loop, along ``axis`` (None: once a row)."""
+
+    axis: Axis | None
+    length: str
+    share: str
+    vector: int
+    statements: Sequence[Statement]
+    stores: tuple[StoreText, ...]
+    pairs: bool = False
+    """Whether two neighbours are always stored together."""
+
+    @property
+    def says_position(self) -> bool:
+        """Whether values depend on the position along ``axis``."""
+        texts = [*(s.text for s in self.statements), *(store.number for store in self.stores)]
+        return any(re.search(rf"\b{self.name}\b", text) for text in texts)
+
+    @property
+    def name(self) -> str:
+        """What a position along ``axis`` is called."""
+        return axis_name(self.axis) if self.axis is not None else ""
+
+
+@dataclass(frozen=True)
+class WalkText:
+    """One pass along the walk axis."""
+
+    number: str
+    """What is put behind its functions' names where there are several."""
+    products: tuple[ProductText, ...]
+    phases: tuple[Phase, ...]
+    arrays: Sequence[Variable]
+    """Values of an element kept from one phase for a later one."""
+    kept: Sequence[Statement]
+    """Values that serve several columns, declared before the loops over them."""
+    inside: str
+    """Whether a column is one of the walk's axis."""
+    guard: str | None
+    guard_comment: str
+    masked: str | None
+    """What is -inf at an element that does not count, and then leaves every state as it is; None where each
+    state is asked."""
+    apart: bool
+    """Whether a function of its own masks the products of a tile before it is weighed."""
+    mask: Sequence[Statement]
+    """What that function computes of each element."""
+    bounds: tuple[str, str]
+    """Between which columns those lie that count in a row, as numbers of the row; "": the guard says more."""
+    row: Sequence[Statement]
+    """Row values that this pass needs, computed before it."""
+    stores: StoresText | None
+    tiles: tuple[TileText, ...]
+    """Those filled as a whole for each tile of the walk."""
+    views: tuple[TileText, ...]
+    """All tiles of this walk."""
+    weights_at: str
+    """Where a tile of weights lies in shared memory."""
+    overwrites: bool
+    """Whether tiles of its products lie where those of the sums of the walk before lay."""
+    loop: LoopText
+
+    @property
+    def mode(self) -> str:
+        """When elements are tested: ``always``, or ``both``: in partial tiles alone."""
+        return "always" if self.loop.full is None else "both"
+
+    def mode_of(self, state: StateText) -> str:
+        """When the terms of a weighted sum are tested."""
+        return "always" if state.condition is not None else self.mode
+
+    @property
+    def counts(self) -> str:
+        """The condition under which an element counts."""
+        test = self.test
+        if self.mode == "always":
+            return test
+        return f"!MASKED || {test}" if self.guard is None else f"!MASKED || ({test})"
+
+    @property
+    def test(self) -> str:
+        """The same, whatever the tile."""
+        return self.inside if self.guard is None else f"{self.inside} && {self.guard}"
+
+    @property
+    def product_tiles(self) -> list[TileText]:
+        """Tiles of the walk that products read."""
+        return [tile for tile in self.tiles if not tile.of_sum]
+
+    @property
+    def sum_tiles(self) -> list[TileText]:
+        """Tiles of the walk that weighted sums read."""
+        return [tile for tile in self.tiles if tile.of_sum]
+
+    def weights_before(self, state: StateText) -> list[str]:
+        """The arrays of weights that states before ``state`` fill."""
+        return [other.weights for other in self.weighted[: self.weighted.index(state)]]
+
+    def row_of(self, state: StateText) -> str | None:
+        """The array of a row whose elements are the values of a state, each of which counts.
+
+        That is what weighs another state, or what is known of each element anyway; None if there is neither.
+        """
+        if self.masked is None or state.share:
+            return None
+        for other in self.weighted:
+            if other.value == state.value and other in self.states_beside(state):
+                return f"{other.weights}[r]"
+        return state.value.removesuffix("[c]") if re.fullmatch(r"[\w\[\]]+\[c\]", state.value) else None
+
+    def states_beside(self, state: StateText) -> tuple[StateText, ...]:
+        """The states that are updated with ``state``."""
+        return next(phase.states for phase in self.phases if state in phase.states)
+
+    @property
+    def loose(self) -> list[StateText]:
+        """States of which each thread of a row has a part until the end."""
+        return [state for state in self.states if not state.running and not state.share]
+
+    @property
+    def states(self) -> list[StateText]:
+        """All states, in the order in which they are updated."""
+        return [state for phase in self.phases for state in phase.states]
+
+    @property
+    def weighted(self) -> list[StateText]:
+        """States with features."""
+        return [state for state in self.states if state.share]
+
+    @property
+    def weights(self) -> list[str]:
+        """The arrays of weights, each once."""
+        return list(dict.fromkeys(state.weights for state in self.weighted))
+
+
+@dataclass(frozen=True)
+class ForwardLoop:
+    """What the template reads of a kernel."""
+
+    scope: Scope
+    walks: tuple[WalkText, ...]
+    column: Sequence[Statement]
+    own_tiles: tuple[TileText, ...]
+    row_outputs: StoresText | None
+    feature_outputs: tuple[StoresText, ...]
+    finish: Sequence[Statement]
+    constants: Sequence[tuple[str, str, str]]
+    """(type, names and values, comment) of the kernel's constants, in order."""
+    branches: bool
+    """Whether tiles past the end are not copied; else zeros are, which needs no branch."""
+
+    functions = True
+    """Whether it has functions of its own."""
+
+    @property
+    def grid_axes(self) -> tuple[Axis, ...]:
+        """Axes of which a block has one position."""
+        return self.scope.kernel.grid_axes
+
+    @property
+    def outer_axes(self) -> tuple[Axis, ...]:
+        """Axes at each position of which the walk is made again."""
+        return self.scope.kernel.stage.outer
+
+    @property
+    def outer_parameters(self) -> list[str]:
+        """Their positions as a function takes them."""
+        return [f"int {axis_name(axis)}" for axis in self.outer_axes]
+
+    @property
+    def this_block(self) -> str:
+        """Where a block works, at these positions of the outer axes."""
+        return f"this_block({', '.join(['p', *map(axis_name, self.outer_axes)])})"
+
+    @property
+    def first_block(self) -> str:
+        """Where a block works, at the first position of each outer axis."""
+        return f"this_block({', '.join(['p', *('0' for _ in self.outer_axes)])})"
+
+    @property
+    def row_axis(self) -> Axis | None:
+        """The axis of the block's rows."""
+        return self.scope.kernel.tile_axis
+
+    @property
+    def walk_axis(self) -> Axis:
+        """The axis of columns."""
+        assert self.scope.kernel.stage.walk is not None
+        return self.scope.kernel.stage.walk
+
+    @property
+    def row_name(self) -> str:
+        """What a row's position is called."""
+        return axis_name(self.row_axis) if self.row_axis is not None else ""
+
+    @property
+    def walk_name(self) -> str:
+        """What a column's position is called."""
+        return axis_name(self.walk_axis)
+
+    @property
+    def own(self) -> str:
+        """Rows of a block."""
+        return rows_name(self.scope.kernel)
+
+    @property
+    def one_row(self) -> bool:
+        """Whether only the first of a block's rows is there: tensor cores take no fewer than sixteen."""
+        return self.row_axis is None and self.own != "1"
+
+    @property
+    def even(self) -> bool:
+        """Whether every tile of rows visits all columns."""
+        return not any(walk.loop.ranges or walk.loop.skip for walk in self.walks)
+
+    @property
+    def guards_rows(self) -> bool:
+        """Whether some rows of a block may not be there."""
+        return self.row_axis is not None or self.one_row
+
+    @property
+    def walk(self) -> str:
+        """Columns of a tile."""
+        return block_name(self.walk_axis)
+
+    @property
+    def has_block(self) -> bool:
+        """Whether anything is the same for a block and not for all."""
+        return bool(self.grid_axes or self.row_axis or self.scope.fields(BLOCK))
+
+    @property
+    def products(self) -> bool:
+        """Whether any walk has one."""
+        return any(walk.products for walk in self.walks)
+
+    @property
+    def sums(self) -> list[str]:
+        """Weighted sums that are no part of a row: what functions on results take beside the rows."""
+        return []
+
+    @property
+    def all_outputs(self) -> list[StoreText]:
+        """What is written after the last walk."""
+        groups = [*([self.row_outputs] if self.row_outputs else []), *self.feature_outputs]
+        return [store for group in groups for store in group.stores]
+
+    def length(self, axis: Axis) -> str:
+        """The length of an axis in the text."""
+        return self.scope.length(axis)
+
+    def first_of(self, tile: TileText) -> str:
+        """The position of a tile's first row."""
+        return (
+            f"block.{self.row_axis}_start"
+            if tile.own and self.row_axis
+            else ("0" if tile.own else f"{self.walk_axis}_start")
+        )
+
+    def length_of(self, tile: TileText) -> str:
+        """How many rows a tile could have."""
+        return self.length(tile.row_axis) if tile.row_axis is not None else "1"
+
+    def update_parameters(self, walk: WalkText) -> list[str]:
+        """What the functions of a walk's tile may take."""
+        return [
+            "const Params& p",
+            "const Block& block",
+            "Row (&rows)[ROWS]",
+            "const Column (&columns)[COLUMNS]",
+            f"int {walk.loop.start}",
+            "int lane",
+            *(f"float (&{product.name})[ROWS][COLUMNS]" for product in walk.products),
+            *(f"float (&{weights})[ROWS][COLUMNS]" for weights in walk.weights),
+        ]
+
+    def text_of(self, phase: Phase, walk: WalkText, first: bool) -> str:
+        """All that stands in the loop over columns of a phase."""
+        texts = [statement.text for statement in phase.element]
+        texts += [text for state in phase.states for text in (state.value, state.condition or "")]
+        return "\n".join([*texts, walk.counts] if first else texts)
+
+    @staticmethod
+    def text_of_mask(walk: WalkText) -> str:
+        """All that stands in the loop over columns of a mask."""
+        return "\n".join([*(statement.text for statement in walk.mask), walk.test])
+
+    @staticmethod
+    def text_of_stores(stores: StoresText) -> str:
+        """All that stands in the loop over the columns that are stored."""
+        texts = [statement.text for statement in stores.statements]
+        return "\n".join([*texts, *(text for store in stores.stores for text in (store.target, store.value))])
+
+    @staticmethod
+    def says(name: str, text: str) -> bool:
+        """Whether ``text`` says ``name`` by itself, not as a member."""
+        return re.search(rf"(?<![.\w]){name}\b", text) is not None
+
+    def kept(self, walk: WalkText) -> str:
+        """Whether all maxima that may lag behind are what they were; empty where none may."""
+        lagging = [state.name for phase in walk.phases for state in phase.states if state.slack is not None]
+        return " && ".join(f"row.{name} == {name}_old" for name in lagging)
+
+    def loop_first(self, walk: WalkText) -> str:
+        """The first position of the first tile."""
+        ranges, block, axis = walk.loop.ranges, self.walk, self.walk_axis
+        if len(ranges) > 1:
+            return f"next_tile<{block}>(begin, end, 0)"
+        return f"{axis}_begin / {block} * {block}" if ranges and ranges[0][0] != "0" else "0"
+
+    def loop_end(self, walk: WalkText) -> str:
+        """Where the tiles of a walk end."""
+        return f"{self.walk_axis}_end" if len(walk.loop.ranges) == 1 else walk.loop.length
+
+    def loop_next(self, walk: WalkText) -> str:
+        """The first position of the next tile."""
+        next = f"{walk.loop.start} + {self.walk}"
+        return f"next_tile<{self.walk}>(begin, end, {next})" if len(walk.loop.ranges) > 1 else next
+
+    def loop_step(self, walk: WalkText) -> str:
+        """The step of a loop over the tiles."""
+        start = walk.loop.start
+        if len(walk.loop.ranges) > 1:
+            return f"{start} = {self.loop_next(walk)}"
+        return f"{start} += {self.walk}"
+
+    def loop_found(self, walk: WalkText, start: str) -> str:
+        """The first tile from ``start`` on that is not skipped."""
+        return f"find({start})" if walk.loop.skip else start
+
+    def full(self, walk: WalkText) -> str:
+        """Whether every element of a tile counts."""
+        inside = f"{walk.loop.start} + {self.walk} <= {walk.loop.length}"
+        return f"{walk.loop.full} && {inside}" if walk.loop.full else inside
+
+    def says_last(self, walk: WalkText) -> bool:
+        """Whether the last position of a tile is read."""
+        loop = walk.loop
+        texts = [*(s.text for s in loop.tile), loop.skip or "", loop.full or ""]
+        return any(re.search(rf"\b{loop.last}\b", text) for text in texts)
+
+    def block_members(self, text: str) -> list[Variable]:
+        """Fields of a block that ``text`` says."""
+        own = [Variable("int32", axis_name(axis)) for axis in (*self.grid_axes, *self.outer_axes, "h")]
+        if self.row_axis is not None:
+            own += [Variable("int32", f"{self.row_axis}_{end}") for end in ("start", "last")]
+        return said([*own, *self.scope.fields(BLOCK)], "block", text)
+
+    def row_members(self, text: str) -> list[Variable]:
+        """Fields of a row that ``text`` says; a state starts as what nothing was summed to."""
+        own = []
+        if self.row_axis is not None:
+            own = [Variable("int32", self.row_name)]
+        own.append(Variable("bool", "inside"))
+        states = [
+            Variable(
+                "float",
+                f"{state.name}[{state.share}] = {{}}" if state.share else f"{state.name} = {state.initial}",
+            )
+            for walk in self.walks
+            for state in walk.states
+        ]
+        lost = [
+            Variable("float", f"{state.lost}[{state.share}] = {{}}")
+            for walk in self.walks
+            for state in walk.states
+            if state.lost
+        ]
+        return said([*own, *self.scope.fields(ROW), *states, *lost], "row", text)
+
+    def column_members(self, text: str) -> list[Variable]:
+        """Fields of a column that ``text`` says."""
+        return said(self.scope.fields(COLUMN), "column", text)
+
+
+def rows_name(kernel: KernelPlan) -> str:
+    """The constant that says how many rows a block has."""
+    if kernel.tile_axis is not None:
+        return block_name(kernel.tile_axis)
+    return "BLOCK_ROWS" if kernel.tiling in ON_TENSOR_CORES else "1"
