@@ -299,9 +299,10 @@ def _sanitizer_report(log: str, places: Sequence[tuple[int, Memory]]) -> str:
 def _place(address: int, places: Sequence[tuple[int, Memory]]) -> str:
     """Say where an address lies in or near the memory of a kernel, or nothing."""
     for begin, each in places:
-        end = begin + each.size_bytes
-        if begin <= address < end:
+        if begin <= address < begin + each.size_bytes:
             return f"in {each.name}"
+    for begin, each in places:
+        end = begin + each.size_bytes
         if end <= address < end + _LINE:
             return f"{address - end} bytes past the end of {each.name}, which has {each.size_bytes},"
         if begin - _LINE <= address < begin:
