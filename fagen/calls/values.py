@@ -14,7 +14,6 @@ from fagen.compile import feature_axes
 from fagen.errors import DtypeError, UsageError
 from fagen.ir.check import bind_dtypes, bind_sizes
 from fagen.ir.graph import Axis, Graph, Input, Kind, Scalar
-from fagen.lang.expr import shown
 from fagen.plan.plan import Storage
 
 STORAGE_OF: Mapping[torch.dtype, Storage] = {
@@ -68,7 +67,7 @@ def _require(graph: Graph, argument: Input | Scalar, value: object) -> None:
         if not isinstance(value, Tensor):
             axes = " ".join(argument.layout)
             raise DtypeError(
-                f"{argument.name} is {shown(value)}",
+                f"{argument.name} is {_shown(value)}",
                 call=graph.name,
                 works=f'it is declared Tensor["{axes}"], a tensor of torch',
             )
@@ -83,10 +82,17 @@ def _require(graph: Graph, argument: Input | Scalar, value: object) -> None:
     ):
         number = "whole number" if argument.stored == "int" else "number"
         raise DtypeError(
-            f"{argument.name} is {shown(value)}",
+            f"{argument.name} is {_shown(value)}",
             call=graph.name,
             works=f'it is declared a {number}; a value on the device is declared Tensor[""]',
         )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
 
 
 def _word(of_torch: object) -> str:

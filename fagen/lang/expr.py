@@ -93,11 +93,8 @@ def is_tensor(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it, a tensor by its shape, what would fill lines by its type."""
-    if is_tensor(value):
-        return f"a tensor of shape {tuple(value.shape)}"  # type: ignore[attr-defined]
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
+    """A value as a message shows it, a tensor by its shape."""
+    return f"a tensor of shape {tuple(value.shape)}" if is_tensor(value) else repr(value)  # type: ignore[attr-defined]
 
 
 def capture(tensor: Any, axes: str, sorted: bool = False, *, name: str = "captured") -> Expr:
