@@ -210,7 +210,7 @@ __device__ __forceinline__ void produce(const Params& p) {
         if (block.q_last < block.q_start || kv_start >= kv_end) return 0;
         return kv_last + p.q_len <= block.q_start + p.kv_len && kv_start + BLOCK_KV <= p.kv_len ? 2 : 1;
       };
-      int kinds = 0;
+      int kinds = 0;  // two bits a consumer: 0 passes over the tile, 2 needs no test, 1 neither
       UNROLL for (int group = 0; group < CONSUMERS; ++group) kinds |= kind_of(block, group) << 2 * group;
       {
         column_pipe.wait_free(column_at);
