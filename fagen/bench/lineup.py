@@ -7,24 +7,19 @@ from collections.abc import Sequence
 from fagen.bench.contenders import PEERS, SEPARATE, Contender, of_family
 from fagen.bench.length import both
 from fagen.errors import UsageError
-from fagen.plan.arch import ROWS
+from fagen.plan.arch import FAMILIES
 
 PLANNERS_CHOICE = "fagen"
 """The name of fagen's own choice of a family."""
 
 
-def families() -> tuple[str, ...]:
-    """All families there are."""
-    return tuple(dict.fromkeys(family for row in ROWS for family in row.families))
-
-
 def own(names: Sequence[str]) -> tuple[Contender, ...]:
     """fagen's families by name; what the planner chooses where none is named."""
     for name in names:
-        if name != PLANNERS_CHOICE and name not in families():
+        if name != PLANNERS_CHOICE and name not in FAMILIES:
             raise UsageError(
                 f"--family: {name!r} is not known",
-                works=f"there are {', '.join((PLANNERS_CHOICE, *families()))}",
+                works=f"there are {', '.join((PLANNERS_CHOICE, *FAMILIES))}",
             )
     return tuple(of_family(None if name == PLANNERS_CHOICE else name) for name in names or [PLANNERS_CHOICE])
 

@@ -163,6 +163,9 @@ ROWS: tuple[Arch, ...] = (
 )
 """All rows; of those with one target the first stands for it."""
 
+FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(family for row in ROWS for family in row.families))
+"""All kernel families there are."""
+
 _OLDEST, _TENSOR_CORES = 75, 80
 _ALIASES = {"a10": "RTX 3090"}
 
