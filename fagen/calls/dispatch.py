@@ -381,7 +381,8 @@ def _compute_backward(
         values = read(graph, found)
         stored: tuple[Storage, ...] = tuple(STORAGE_OF[given[i].dtype] for i in both.wanted)
         problem = problem_for(values, options.family, values.sizes())
-        entry = _entries[key] = _Entry(run_of(values, replace(problem, outputs=stored)), both)
+        problem = replace(problem, outputs=stored, deterministic=options.deterministic)
+        entry = _entries[key] = _Entry(run_of(values, problem), both)
     return entry.run(found) if seed is None else entry.run(found, seed)
 
 

@@ -30,7 +30,8 @@ def unscaled(stage: Stage) -> Stage:
                     names[ir.finite(symbol)] = ir.mul(ir.finite(symbol), factor)
             states.append(_renamed(replace(state, value=rest), names))
         stores = tuple(replace(out, node=ir.substitute(out.node, names)) for out in walk.stores)
-        walks.append(Walk(walk.guard, walk.products, tuple(states), stores))
+        partials = tuple(replace(each, value=ir.substitute(each.value, names)) for each in walk.partials)
+        walks.append(Walk(walk.guard, walk.products, tuple(states), stores, partials))
     outputs = tuple(replace(out, node=ir.substitute(out.node, names)) for out in stage.outputs)
     return replace(stage, walks=tuple(walks), outputs=outputs) if names else stage
 

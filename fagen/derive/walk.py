@@ -10,6 +10,7 @@ Everything is an expression over the graph's nodes; what a walk computes itself 
 
 - ``s0, s1, ...``   products, over the own and the walk axes
 - ``m0, l0, acc0``  states: a maximum, a sum, a sum with features of its own (a weighted sum of rows)
+- ``part0, ...``    sums over an own axis, to which each block adds what it has of them
 - ``NAME_old``      in `State.rescale`: a running state's value before this tile
 
 No record names q or kv: a product of two matrices, a reduction of rows and attention have the same form.
@@ -29,6 +30,7 @@ Rule: TypeAlias = Literal[
     "free reference",
     "saved",
     "exchange",
+    "partials",
     "nothing to stream",
     "materialise",
 ]
@@ -83,6 +85,25 @@ class State:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """What each block adds to memory: its part of ``symbol = sum over OVER of value * operand``.
+
+    ``over`` is an own axis, of which a block has a tile: what one step of its walk adds is complete for no
+    row. ``value`` is an expression over own and walk axes, as a state's is; an element counts only where the
+    walk's guard holds. ``operand`` has ``over`` and ``features`` (and batch axes). The sum lies in the buffer
+    ``name``, fp32, with the axes of ``symbol`` as its layout; it is 0 before the stage, which adds to it in
+    no fixed order.
+    """
+
+    name: str
+    symbol: Symbol
+    over: Axis
+    value: Node
+    operand: Node
+    features: tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
 class Walk:
     """One pass along the walk axis.
 
@@ -90,13 +111,15 @@ class Walk:
     without such an element is skipped. It depends on positions, tables and scalars alone. ``states`` stand
     in the order in which they are updated. ``stores`` are outputs with the walk axis, written tile by tile
     for every element; a walk with stores skips nothing. Their values use ``where`` for the guard.
-    A store of a `Scatter` adds each element to where its indices say, in no fixed order.
+    A store of a `Scatter` adds each element to where its indices say, in no fixed order. A walk with
+    ``partials`` has neither stores nor running states.
     """
 
     guard: Node
     products: tuple[Product, ...]
     states: tuple[State, ...]
     stores: tuple[Output, ...] = ()
+    partials: tuple[Partial, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -513,6 +513,8 @@ def buffer_lives(stages: Sequence[Stage], graph: Graph) -> dict[Input, tuple[int
     for number, stage in enumerate(stages):
         for output in (*stage.outputs, *(store for walk in stage.walks for store in walk.stores)):
             written.setdefault(output.name, number)
+        for partial in (partial for walk in stage.walks for partial in walk.partials):
+            written.setdefault(partial.name, number)
     for number, stage in enumerate(stages):
         for node in ir.walk(stage_roots(stage)):
             if isinstance(node, Input) and node.position >= len(graph.arguments):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fagen.derive.live import TileClass, live_tiles
 from fagen.derive.running import old
-from fagen.derive.walk import Derivation, Product, Stage, State, Walk
+from fagen.derive.walk import Derivation, Partial, Product, Stage, State, Walk
 from fagen.ir import graph as ir
 from fagen.ir.check import bind_sizes, by_name
 from fagen.ir.graph import TRUE, ZERO, Axis, Graph, Input, Node, Output, Scatter, Symbol
@@ -99,6 +99,7 @@ def _roots(stage: Stage) -> Iterator[Node]:
         yield from (side for p in walk.products for term in p.terms for side in (term.own, term.walk))
         for state in walk.states:
             yield from (node for node in (state.value, state.operand, state.rescale) if node is not None)
+        yield from (node for partial in walk.partials for node in (partial.value, partial.operand))
 
 
 def _split(layout: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -119,6 +120,15 @@ class _Updates:
         self.live = Symbol("live", ir.sort_axes((*walk.guard.axes, axis)), "bool")
         self.products = [(_sum(computed),) for computed in walk.products]
         self.states = [self._changes(state) for state in walk.states]
+        self.partials = [self._part(partial) for partial in walk.partials]
+
+    def _part(self, partial: Partial) -> tuple[Node, Symbol]:
+        """What a tile adds to a partial sum, and where its elements count: they may lie past either end."""
+        live = Symbol("live_part", ir.sort_axes({*self.live.axes, partial.over}), "bool")
+        part = ir.contract(ir.where(live, partial.value, ZERO), partial.operand, partial.over)
+        for axis in part.axes:
+            part = part if axis in partial.symbol.axes else ir.total(part, axis)
+        return part, live
 
     def _changes(self, state: State) -> tuple[Node, ...]:
         if state.op == "max":
@@ -170,6 +180,9 @@ class _StageRun:
             )
             for output in (*self.stage.outputs, *(out for walk in self.stage.walks for out in walk.stores))
         }
+        for partial in (partial for walk in stage.walks for partial in walk.partials):
+            shape = [sizes[axis] for axis in partial.symbol.axes]
+            self.memory[partial.name] = torch.zeros(shape, dtype=torch.float64)
 
     def run(self) -> dict[str, Tensor]:
         """Every block, one after the other."""
@@ -247,7 +260,23 @@ class _Block:
             self.known[old(state.symbol)] = self.known[state.symbol]
         for state, changes in zip(walk.states, updates.states, strict=True):
             self.known[state.symbol] = self._updated(state, changes)
+        for partial, (part, live) in zip(walk.partials, updates.partials, strict=True):
+            self._add_part(partial, part, live, inside, updates.live.axes)
         self._write(walk.stores)
+
+    def _add_part(
+        self, partial: Partial, part: Node, live: Symbol, inside: Tensor, axes: tuple[Axis, ...]
+    ) -> None:
+        """What lies inside the lengths, added to memory."""
+        ends = self._aligned(self.at[partial.over] < self.sizes[partial.over], (partial.over,), live.axes)
+        self.known[live] = self._aligned(inside, axes, live.axes) & ends
+        value = self._aligned(self._values([part])[0], part.axes, partial.symbol.axes)
+        value = value.expand(self._shape(partial.symbol))
+        places = [self.at.get(axis, torch.arange(self.sizes[axis])) for axis in partial.symbol.axes]
+        for d, (axis, positions) in enumerate(zip(partial.symbol.axes, places, strict=True)):
+            keep = positions < self.sizes[axis]
+            value, places[d] = value.index_select(d, keep.nonzero()[:, 0]), positions[keep]
+        self.run_of.memory[partial.name][torch.meshgrid(*places, indexing="ij")] += value
 
     def _inside(self, value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
         """A product of the tile, NaN past the lengths."""

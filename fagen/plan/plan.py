@@ -56,6 +56,8 @@ class Problem:
     multiples of 16 bytes; empty: all are."""
     outputs: tuple[Storage, ...] = ()
     """How each output is stored; empty: fp32 for row statistics, else as the first tensor with features."""
+    deterministic: bool = False
+    """Whether every sum is made in a fixed order, so that results are the same bits in every run."""
 
     def read_as(self, aligned: tuple[bool, ...]) -> Problem:
         """The problem for tensors of which at most these are ``aligned``; simt looks for itself."""

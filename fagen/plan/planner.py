@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
 from fagen.derive.intervals import RangePlan, ranges
 from fagen.derive.magnitudes import FP16_MAX, largest_weight
+from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
-from fagen.derive.walk import Note, Stage, Walk
+from fagen.derive.walk import Derivation, Note, Stage, Walk
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node, Symbol
@@ -33,6 +36,8 @@ from fagen.plan.tiling import (
 
 WITH_ROLES = ("sm90",)
 """Families whose warps have roles: some copy, others multiply."""
+ADDING: tuple[str, ...] = ()
+"""Families that add partial sums to memory."""
 WITHOUT_ROLES = "sm80"
 """The family that runs what of a backward direction those can't."""
 RUNNERS_UP = 8
@@ -66,16 +71,13 @@ def plans(
     families = [family for family in _families(problem, arch) if family not in without]
     if not families:
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
-    derivation = derive(problem.graph, problem.fusion)
-    whole = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
-    known = representative_lengths(problem, _axes(whole)) | dict(lengths or {})
-    parts = [part for stage in whole for part in _choose_parts(stage, problem, arch, known, families)]
+    derivation, parts, others = _cheapest(problem, arch, lengths or {}, families)
     stages, chosen = [stage for stage, _ in parts], [choice for _, choice in parts]
     buffers = _buffers(stages, problem)
     tries = [choice.ranked if ranked else fallbacks(choice.ranked, choice.model, most) for choice in chosen]
     found = []
     for number in range(min(most, max(map(len, tries)))):
-        kernels, rejected = [], list[Rejected]()
+        kernels, rejected = [], list(others)
         for index, choice in enumerate(chosen):
             own = tries[index][min(number, len(tries[index]) - 1)]
             function: str = problem.graph.direction
@@ -103,6 +105,48 @@ def plans(
             )
         )
     return tuple(found)
+
+
+_Parts: TypeAlias = list[tuple[Stage, "_Choice"]]
+"""The stages of a program, and how each may run."""
+
+
+def _cheapest(
+    problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
+) -> tuple[Derivation, _Parts, tuple[Rejected, ...]]:
+    """The way to derive a program whose kernels take the least time together, and why not the other."""
+    apart = derive(problem.graph, problem.fusion)
+    parts, took = _planned(apart, problem, arch, lengths, families)
+    adds = problem.fusion == "full" and not problem.deterministic and any(map(ADDING.__contains__, families))
+    joined = merged(apart, problem.graph) if adds else None
+    if joined is None:
+        return apart, parts, ()
+    try:
+        fewer, takes = _planned(joined, problem, arch, lengths, families)
+    except PlanError as error:
+        return apart, parts, (Rejected("partial sums", str(error)),)
+    if takes < took:
+        slower = f"{100 * (took / takes - 1):.0f} % slower, predicted"
+        return joined, fewer, (Rejected("each product computed by two kernels", slower),)
+    slower = f"{100 * (takes / took - 1):.0f} % slower, predicted"
+    return apart, parts, (Rejected("partial sums", slower),)
+
+
+def _planned(
+    derivation: Derivation,
+    problem: Problem,
+    arch: Arch,
+    lengths: Mapping[Axis, int],
+    families: Sequence[str],
+) -> tuple[_Parts, float]:
+    """How each stage of ``derivation`` runs, and the seconds that all take together."""
+    whole = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
+    known = representative_lengths(problem, _axes(whole)) | dict(lengths)
+    parts = [part for stage in whole for part in _choose_parts(stage, problem, arch, known, families)]
+    added = (partial for stage in whole for walk in stage.walks for partial in walk.partials)
+    zeroed = sum(4 * prod(known[axis] for axis in partial.symbol.axes) for partial in added)
+    seconds = sum(choice.ranked[0].cost.seconds for _, choice in parts)
+    return parts, seconds + zeroed / arch.memory_bytes_per_second
 
 
 def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
@@ -165,7 +209,9 @@ def _choose_parts(
 def _by_result(stage: Stage) -> list[Stage]:
     """``stage`` as one for each of its results, which compute the same products again; itself where results
     share a sum."""
-    if len(stage.walks) != 1 or stage.walks[0].stores or not stage.walks[0].products:
+    if len(stage.walks) != 1 or not stage.walks[0].products:
+        return [stage]
+    if stage.walks[0].stores or stage.walks[0].partials:
         return [stage]
     (walk,) = stage.walks
     parts = []
@@ -194,6 +240,8 @@ def _choose(
         counts = profile(stage, schedule, axis, problem)
         roles = family in WITH_ROLES
         reason = warpgroups.misfit(stage, problem, axis) if roles else None
+        if family not in ADDING and any(walk.partials for walk in stage.walks):
+            reason = "does not add partial sums to memory"
         if reason is not None:
             misfits.append(Rejected(family, reason))
             continue
@@ -278,7 +326,10 @@ def _buffers(stages: Sequence[Stage], problem: Problem) -> tuple[Buffer, ...]:
 def _adds_to(stage: Stage, name: str) -> bool:
     """Whether ``stage`` adds to what lies in a buffer."""
     stores = (store for walk in stage.walks for store in walk.stores)
-    return any(store.name == name and isinstance(store.node, ir.Scatter) for store in stores)
+    partials = (partial.name for walk in stage.walks for partial in walk.partials)
+    return name in partials or any(
+        store.name == name and isinstance(store.node, ir.Scatter) for store in stores
+    )
 
 
 def _walked(stage: Stage, problem: Problem) -> Stage:

@@ -294,5 +294,6 @@ def stage_roots(stage: Stage) -> list[Node]:
         ]
         for state in walk.states:
             roots += [node for node in (state.value, state.operand, state.rescale) if node is not None]
+        roots += [node for partial in walk.partials for node in (partial.value, partial.operand)]
         roots += [output.node for output in walk.stores]
     return roots

@@ -1,0 +1,116 @@
+"""Two stages with the same products as one, which adds its part of the other's sums to memory."""
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.derive.gradient import gradient
+from fagen.derive.partials import merged
+from fagen.derive.streaming import derive
+from fagen.ir.graph import Input
+from fagen.ir.reference import evaluate
+from fagen.lang.attention import attention
+from fagen.plan.interpret import interpret
+from tests.gradients import by_autograd, by_graph, floats, incoming_for
+
+SINK = torch.zeros(4)
+
+
+@fg.program
+def squares(q: fg.Tensor["b h q d"], k: fg.Tensor["b hk kv d"], v: fg.Tensor["b hk kv dv"]):
+    s = fg.dot(q, k, over="d")
+    return fg.dot(fg.where(fg.kv <= fg.q + 3, s * s, 0.0), v, over="kv")
+
+
+PROGRAMS = {
+    "full": lambda: attention().graph,
+    "causal": lambda: attention(mask=fg.causal(), return_lse=True).graph,
+    "window_softcap": lambda: attention(mask=fg.sliding_window(8, 0), score=fg.softcap(5.0)).graph,
+    "sink": lambda: attention(mask=fg.causal(), sink=SINK).graph,
+    "dropout": lambda: attention(dropout=0.3).graph,
+    "squares": lambda: squares.trace().graph,
+}
+
+
+def values_of(graph, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    sizes = {"b": 2, "hk": 2, "g": 2, "h": 4, "q": 21, "kv": 27, "d": 5, "dv": 3}
+    return [
+        torch.randn([sizes[axis] for axis in a.layout], generator=draw, dtype=torch.float64)
+        for a in graph.arguments
+        if isinstance(a, Input)
+    ]
+
+
+def backward(graph, wanted=None):
+    return gradient(graph, floats(graph) if wanted is None else wanted).backward
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_stage_that_adds_what_others_own(name):
+    graph = PROGRAMS[name]()
+    both = backward(graph)
+    apart = derive(both)
+    joined = merged(apart, both)
+    assert joined is not None
+    products = [sum(len(walk.products) for s in way.stages for walk in s.walks) for way in (apart, joined)]
+    assert products[1] < products[0]
+    (partial,) = (p for stage in joined.stages for walk in stage.walks for p in walk.partials)
+    assert partial.over == "kv"
+    assert partial.features == ("d",)
+    assert joined.notes[-1].rule == "partials"
+    assert f"adds its part of {partial.name} to memory, in no fixed order" in joined.notes[-1].text
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_agrees_with_autograd(name):
+    graph = PROGRAMS[name]()
+    values, wanted = values_of(graph), floats(graph)
+    incoming = incoming_for(graph, values)
+
+    def compute(both, found, seed):
+        joined = merged(derive(both), both)
+        assert joined is not None
+        return interpret(joined, both, found, block_own=8, block_walk=16, seed=seed)
+
+    found = by_graph(graph, values, incoming, wanted, compute)
+    expected = by_autograd(graph, values, incoming, wanted)
+    for place, gradient_ in expected.items():
+        assert torch.allclose(found[place], gradient_, rtol=1e-9, atol=1e-9), place
+
+
+def test_what_only_one_direction_asks_for_is_not_joined():
+    graph = PROGRAMS["causal"]()
+    for wanted in ({0}, {1, 2}):
+        both = backward(graph, frozenset(wanted))
+        assert merged(derive(both), both) is None
+
+
+def test_running_sums_are_not_passed_on():
+    graph = PROGRAMS["causal"]()
+    assert merged(derive(graph), graph) is None
+
+
+def test_results_do_not_depend_on_which_stage_comes_first():
+    both = backward(PROGRAMS["causal"]())
+    apart = derive(both)
+    before, first, second = apart.stages
+    turned = type(apart)((before, second, first), apart.notes)
+    one, other = merged(apart, both), merged(turned, both)
+    assert one is not None
+    assert other is not None
+    assert one.stages == other.stages
+
+
+def test_evaluated_as_the_reference():
+    both = backward(PROGRAMS["causal"]())
+    draw = torch.Generator().manual_seed(1)
+    sizes = {"b": 1, "hk": 1, "h": 2, "q": 19, "kv": 33, "d": 4, "dv": 4}
+    values = [
+        torch.randn([sizes[axis] for axis in a.layout], generator=draw, dtype=torch.float64)
+        for a in both.arguments
+    ]
+    joined = merged(derive(both), both)
+    assert joined is not None
+    for found, expected in zip(interpret(joined, both, values), evaluate(both, values), strict=True):
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
