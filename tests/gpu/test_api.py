@@ -5,6 +5,7 @@ Streams, contexts, threads, captured graphs, several devices, grids, and the cos
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -323,8 +324,9 @@ def test_a_saved_kernel_is_right_by_its_own_check(dtype: str, tmp_path: Path) ->
         arch=_arch(),
     )
     kernel.save(tmp_path)
-    nvcc = [str(find_nvcc().path), "-std=c++17", "-O2", f"-arch={_arch()}", "-I."]
-    subprocess.run([*nvcc, "-o", "check", "main.cu"], cwd=tmp_path, check=True, capture_output=True)
+    text = (tmp_path / "main.cu").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^//   nvcc (.*) && \./check", text, re.MULTILINE)
+    subprocess.run([find_nvcc().path, *command.split()], cwd=tmp_path, check=True, capture_output=True)
     for lengths in ([], ["q_len=1", "kv_len=1"], ["q_len=65", "kv_len=0", "batch=1"]):
         done = subprocess.run(["./check", *lengths], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
