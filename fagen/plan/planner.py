@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -65,17 +65,37 @@ def plans(
 
     The family is the first of those that the GPU runs, or that the problem asks for, in which a kernel can be
     planned; those of ``without`` are passed over. A kernel it can't run is one of the next family. Candidates
-    come as `fallbacks` orders them for a compiler that may refuse some, or, ``ranked``, by their time alone.
+    come as `fallbacks` orders them for a compiler that may refuse some, then those of more kernels that each
+    compute less; or, ``ranked``, by their time.
     """
     arch = arch_for(problem.arch)
     families = [family for family in _families(problem, arch) if family not in without]
     if not families:
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
     derivation, parts, others = _cheapest(problem, arch, lengths or {}, families)
+    found = list(_ranked_plans(derivation, parts, others, problem, families, most, ranked))
+    if most > 1 and not ranked:
+        found += _smaller(found[-1], derivation, problem, arch, lengths or {}, families)
+    return tuple(found)
+
+
+_Parts: TypeAlias = list[tuple[Stage, "_Choice"]]
+"""The stages of a program, and how each may run."""
+
+
+def _ranked_plans(
+    derivation: Derivation,
+    parts: _Parts,
+    others: Sequence[Rejected],
+    problem: Problem,
+    families: Sequence[str],
+    most: int,
+    ranked: bool = False,
+) -> Iterator[Plan]:
+    """Up to ``most`` plans of the same kernels, each with the next candidate of those that have another."""
     stages, chosen = [stage for stage, _ in parts], [choice for _, choice in parts]
     buffers = _buffers(stages, problem)
     tries = [choice.ranked if ranked else fallbacks(choice.ranked, choice.model, most) for choice in chosen]
-    found = []
     for number in range(min(most, max(map(len, tries)))):
         kernels, rejected = [], list(others)
         for index, choice in enumerate(chosen):
@@ -92,23 +112,40 @@ def plans(
             ]
             rejected += [Rejected(prefix + r.candidate, r.reason) for r in choice.misfits]
         prepared = prepare(kernels)
-        found.append(
-            Plan(
-                problem=problem,
-                family=problem.family or _first([kernel.family for kernel in kernels], families),
-                kernels=tuple(kernels),
-                buffers=(*buffers, *(each.buffer for each in prepared)),
-                prepared=prepared,
-                outputs=output_storages(problem),
-                notes=(*derivation.notes, *(note for choice in chosen for note in choice.notes)),
-                rejected=tuple(rejected),
-            )
+        yield Plan(
+            problem=problem,
+            family=problem.family or _first([kernel.family for kernel in kernels], families),
+            kernels=tuple(kernels),
+            buffers=(*buffers, *(each.buffer for each in prepared)),
+            prepared=prepared,
+            outputs=output_storages(problem),
+            notes=(*derivation.notes, *(note for choice in chosen for note in choice.notes)),
+            rejected=tuple(rejected),
         )
-    return tuple(found)
 
 
-_Parts: TypeAlias = list[tuple[Stage, "_Choice"]]
-"""The stages of a program, and how each may run."""
+def _smaller(
+    last: Plan,
+    tried: Derivation,
+    problem: Problem,
+    arch: Arch,
+    lengths: Mapping[Axis, int],
+    families: Sequence[str],
+) -> Iterator[Plan]:
+    """What is left for a compiler behind ``last``, a plan of ``tried``: more kernels that each compute less,
+    in the end every result alone."""
+    derivation = derive(problem.graph, problem.fusion)
+    several = any(len(_by_result(_walked(stage, problem))) > 1 for stage in derivation.stages)
+    for alone in [False] * (tried != derivation) + [True] * several:
+        try:
+            parts, _ = _planned(derivation, problem, arch, lengths, families, alone)
+        except PlanError:
+            continue
+        if len(parts) > len(last.kernels):
+            *_, made = _ranked_plans(derivation, parts, (), problem, families, 2)
+            if made.family == last.family:
+                last = made
+                yield made
 
 
 def _cheapest(
@@ -138,11 +175,12 @@ def _planned(
     arch: Arch,
     lengths: Mapping[Axis, int],
     families: Sequence[str],
+    alone: bool = False,
 ) -> tuple[_Parts, float]:
     """How each stage of ``derivation`` runs, and the seconds that all take together."""
     whole = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
     known = representative_lengths(problem, _axes(whole)) | dict(lengths)
-    parts = [part for stage in whole for part in _choose_parts(stage, problem, arch, known, families)]
+    parts = [part for stage in whole for part in _choose_parts(stage, problem, arch, known, families, alone)]
     added = (partial for stage in whole for walk in stage.walks for partial in walk.partials)
     zeroed = sum(4 * prod(known[axis] for axis in partial.symbol.axes) for partial in added)
     seconds = sum(choice.ranked[0].cost.seconds for _, choice in parts)
@@ -192,13 +230,19 @@ class _Choice:
 
 
 def _choose_parts(
-    stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
+    stage: Stage,
+    problem: Problem,
+    arch: Arch,
+    lengths: Mapping[Axis, int],
+    families: Sequence[str],
+    alone: bool,
 ) -> list[tuple[Stage, _Choice]]:
-    """How a stage runs, in the first of ``families`` where it fits: as a whole, else each result alone."""
+    """How a stage runs, in the first of ``families`` where it fits: as a whole, else each result alone;
+    ``alone`` the other way around."""
     parts = _by_result(stage)
     if len(parts) > 1:
         for family in families:
-            for tried in ([stage], parts):
+            for tried in (parts, [stage]) if alone else ([stage], parts):
                 try:
                     return [(part, _choose(part, problem, arch, lengths, (family,))) for part in tried]
                 except PlanError:

@@ -21,7 +21,7 @@ from fagen.plan.arch import ROWS, arch_for
 from fagen.plan.cost import Model, buffer_lives, tiles_of
 from fagen.plan.plan import KernelPlan, Plan, Storage
 from fagen.plan.planner import plan, plans
-from fagen.plan.profile import profile
+from fagen.plan.profile import LOOPS, profile
 from fagen.plan.space import registers, registers_limit, shared_bytes
 from fagen.plan.tiling import candidates, length_classes, misfit, tile_axis_of
 from fagen.plan.warpgroups import consumer_registers
@@ -393,3 +393,28 @@ def test_candidates_differ_in_tiles_and_in_how_many_blocks_share_a_multiprocesso
         last = made[-1]
         assert registers_limit(arch_for(arch), last.threads * last.resident) == 255
         assert registers(counts, tiles_of(last)) == fewest
+
+
+def test_behind_all_candidates_every_result_is_computed_alone() -> None:
+    """Where no kernel for several results builds, smaller ones may."""
+    for arch, family in (("A100", "sm80"), ("H200", "sm80"), ("H200", "simt")):
+        asked, _ = backward_of(problem(attention_graph(dropout=0.3), 128, 96, "bf16", arch, family=family))
+        *others, last = plans(asked, most=8)
+        results = [len(kernel.stage.outputs) for kernel in last.kernels if kernel.schedule in LOOPS]
+        assert set(results) == {1}
+        assert len(last.kernels) > len(others[-1].kernels)
+        assert {each.family for each in others} == {last.family} == {family}
+        check_fits(last)
+        least = [min(spares(each)) for each in (others[-1], last)]
+        assert least[0] < least[1]
+
+
+def spares(made: Plan) -> list[int]:
+    """Registers that the loops of a plan may have beyond those they are estimated to need."""
+    found = []
+    for kernel in made.kernels:
+        if kernel.schedule in LOOPS:
+            counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
+            limit = registers_limit(arch_for(made.problem.arch), kernel.threads * kernel.resident)
+            found.append(limit - registers(counts, tiles_of(kernel)))
+    return found
