@@ -167,9 +167,12 @@ def shared_bytes(profile: Profile, tiles: Tiles) -> int:
     return max((address + size for *_, address, size in _layout(profile, tiles)), default=0)
 
 
-def registers(profile: Profile, tiles: Tiles) -> int:
+def registers(profile: Profile, tiles: Tiles, least: bool = False) -> int:
     """Registers of a thread, estimated: accumulators, the fragments they are made of, row values and a fixed
-    share."""
+    share.
+
+    ``least`` is without what a warpgroup's values take where they lie ready early, and could lie ready late.
+    """
     own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
     if profile.schedule == "product":
         features = ceil_div(tiles.block_feature, tiles.columns)
@@ -189,6 +192,7 @@ def registers(profile: Profile, tiles: Tiles) -> int:
                 step.weighted,
                 step.columns,
                 step.elements,
+                least,
             )
             for step in profile.passes
         )

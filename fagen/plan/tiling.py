@@ -199,36 +199,46 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
             yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
 
 
-def misfit(model: Model, tiles: Tiles) -> str | None:
-    """Why a candidate can't run on the model's GPU, with numbers; None if it can."""
+def misfit(model: Model, tiles: Tiles, least: bool = False) -> str | None:
+    """Why a candidate can't run on the model's GPU, with numbers; None if it can.
+
+    ``least`` leaves it to a compiler whether fewer registers do than are estimated.
+    """
     counts, arch = model.profile, model.arch
     if tiles.tiling in ("fragments", "warpgroups") and counts.operand is None:
         return "multiplies no operands of one 16-bit type"
     needed, estimate = model.needs(tiles)
+    if least:
+        estimate = registers(counts, tiles, least)
     if needed > arch.shared_block_bytes:
         return f"needs {needed:,} bytes of shared memory, {arch.said} has {arch.shared_block_bytes:,}"
-    limit = registers_limit(arch, tiles.threads)
-    if tiles.roles is not None:
-        limit = warpgroups.consumer_registers(tiles.roles)
+    limit = _limit(tiles, arch)
     if estimate > limit:
         return f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.said} has {limit}"
     return None
+
+
+def _limit(tiles: Tiles, arch: Arch) -> int:
+    """Registers that a thread may have, one of a consumer where warps have roles."""
+    if tiles.roles is not None:
+        return warpgroups.consumer_registers(tiles.roles)
+    return registers_limit(arch, tiles.threads)
 
 
 def rank(
     counts: Profile, problem: Problem, arch: Arch, lengths: Lengths, family: str = "simt"
 ) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
     """The `FINALISTS` that fit and those that need fewer registers or leave more, the fastest first, and all
-    that don't fit, each with its reason."""
+    that don't fit, each with its reason.
+
+    Where none fits by the estimate, a family that was asked for has those that a compiler may make fit.
+    """
     model = Model(counts, lengths, arch)
-    fits: list[Tiles] = []
-    rejected: list[Rejected] = []
-    for tiles in candidates(counts, problem, family):
-        reason = misfit(model, tiles)
-        if reason is None:
-            fits.append(tiles)
-        else:
-            rejected.append(Rejected(str(tiles), reason))
+    reasons = {tiles: misfit(model, tiles) for tiles in candidates(counts, problem, family)}
+    if None not in reasons.values() and problem.family is not None:
+        reasons = {tiles: misfit(model, tiles, least=True) for tiles in reasons}
+    fits = [tiles for tiles, reason in reasons.items() if reason is None]
+    rejected = [Rejected(str(tiles), reason) for tiles, reason in reasons.items() if reason is not None]
     fits.sort(key=model.busy_seconds)
     found: list[Ranked] = []
     most, least = -1, arch.registers_thread + 1
@@ -319,7 +329,9 @@ def refusal(
         return min(
             (
                 max(0, shared_bytes(counts, tiles) - arch.shared_block_bytes),
-                max(0, registers(counts, tiles) - registers_limit(arch, tiles.threads)),
+                max(
+                    0, registers(counts, tiles, least=True) - min(_limit(tiles, arch), arch.registers_thread)
+                ),
             )
             for tiles in candidates(counts, problem, family)
         )

@@ -110,16 +110,25 @@ def layout(
 
 
 def registers(
-    columns: int, products: int, weights: int, features: Sequence[int], values: int, read: int
+    columns: int,
+    products: int,
+    weights: int,
+    features: Sequence[int],
+    values: int,
+    read: int,
+    least: bool = False,
 ) -> int:
     """Registers of a consumer's thread, estimated: scores, weights, sums, and ``values`` of each column.
 
-    ``read`` counts the values that each element reads for itself.
+    ``read`` counts the values that each element reads for itself. A compiler has those ready early where it
+    has the registers; ``least`` is what it takes where it has not.
     """
     held = products * columns // 2 + weights * columns // 4
-    if values:
+    if least:
+        held += values * columns // 4
+    elif values:
         held += values * columns // 4 + _VALUE_REGISTERS + columns // 8
-    if read:
+    if read and not least:
         held += _READ_REGISTERS + columns // 8
     return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
 

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 import pytest
+import torch
 
 import fagen as fg
 from fagen.compile import backward_of
@@ -147,6 +148,21 @@ def test_long_functions_are_left_to_smaller_tiles() -> None:
     graph = attention_graph(score=lambda s: 2.0 * fg.cos(s))
     assert plan(problem(graph, storage="bf16", arch="H200")).family == "sm80"
     assert plan(problem(graph, storage="bf16", arch="H200", family="sm90")).family == "sm90"
+
+
+@pytest.mark.parametrize("storage", ["fp16", "bf16"])
+def test_a_family_that_was_asked_for_is_not_refused_by_an_estimate(storage: Storage) -> None:
+    """Of registers that a compiler takes for values it has ready early where there are some to spare."""
+    ids = fg.document(torch.zeros(1, 9, dtype=torch.int32))
+    graph = attention(mask=ids, bias=torch.ones(1, 4, 1, 9), score=fg.relative_bias(torch.ones(4, 9))).graph
+    made = plan(problem(graph, 256, storage=storage, arch="H200", family="sm90"))
+    assert [kernel.family for kernel in made.kernels] == ["sm90"]
+    (kernel,) = made.kernels
+    assert kernel.roles
+    counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
+    limit = consumer_registers(kernel.roles)
+    assert registers(counts, tiles_of(kernel), least=True) <= limit < registers(counts, tiles_of(kernel))
+    assert plan(problem(graph, 256, storage=storage, arch="H200")).family == "sm80"
 
 
 def test_the_backward_direction_takes_warps_with_roles_where_they_are_asked_for() -> None:
