@@ -88,5 +88,6 @@ def largest_weight(stage: Stage) -> float:
             if state.op == "max":
                 magnitudes.add_maximum(state, walk.guard)
         weighted = (state for state in walk.states if state.operand is not None and state.features)
-        largest = max(largest, *(magnitudes.largest(term_of(state)[0]) for state in weighted), 0.0)
+        values = [*(term_of(state)[0] for state in weighted), *(partial.value for partial in walk.partials)]
+        largest = max(largest, *map(magnitudes.largest, values), 0.0)
     return largest

@@ -24,6 +24,7 @@ from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
     ON_TENSOR_CORES,
     ForwardLoop,
+    PartText,
     Phase,
     ProductText,
     StateText,
@@ -253,28 +254,14 @@ class LoopBuilder:
     def walk(self, number: int, walk: Walk) -> WalkText:
         """The texts of one pass along the walk axis."""
         several = len(self.stage.walks) > 1
-        infix = f"{number}_" if several else ""
         scope, codes = self.scope, self.scope.codes
-        levels = levels_of(walk)
         leaves = self.thread_leaves()
-        walk_tiles = dict.fromkeys((t.walk, t.over) for product in walk.products for t in product.terms)
-        own_tiles = dict.fromkeys(
-            (t.own, t.over) for each in self.stage.walks for product in each.products for t in product.terms
-        )
         products = []
         for product in walk.products:
             factors = []
             for term in product.terms:
-                own = self.tile(
-                    "own", f"own{list(own_tiles).index((term.own, term.over))}", term.own, term.over
-                )
-                other = self.tile(
-                    f"walk{number}",
-                    f"walk{infix}{list(walk_tiles).index((term.walk, term.over))}",
-                    term.walk,
-                    term.over,
-                )
-                factors.append((own, other))
+                own = self.own_tile(term.own, term.over)
+                factors.append((own, self.walk_tile(number, walk, term.walk, term.over)))
             leaves[product.symbol] = codes.leaf(f"{product.symbol.name}[r][c]", "float", ELEMENT)
             sums = (f"sum_{t.over} {scope.shown(t.own)} {scope.shown(t.walk)}" for t in product.terms)
             products.append(
@@ -282,6 +269,8 @@ class LoopBuilder:
                     product.symbol.name, tuple(factors), f"{product.symbol.name} = {' + '.join(sums)}"
                 )
             )
+        states = self.sums_of(walk)
+        levels = levels_of(states)
         for state, level in levels.items():
             place = Place(row=True, phase=level + 1)
             leaves[state.symbol] = codes.leaf(f"row.{state.symbol.name}", "float", place)
@@ -289,7 +278,7 @@ class LoopBuilder:
             if state.op == "max":
                 self.magnitudes.add_maximum(state, walk.guard)
         lower = self.lowering(leaves)
-        values = {state: term_of(state) for state in walk.states}
+        values = {state: term_of(state) for state in states}
         roots: list[tuple[Code, Place]] = []
         for state, level in levels.items():
             at = ELEMENT._replace(phase=level)
@@ -311,19 +300,16 @@ class LoopBuilder:
             self.column += guard_split.at(COLUMN)
         split = scope.split(roots)
         self.column += split.at(COLUMN)
-        operands = dict.fromkeys((s.operand, s.features) for s in walk.states if s.operand and s.features)
         texts: dict[State, StateText] = {}
         weights: dict[tuple[Code, Code | None], str] = {}
-        many = len({values[state] for state in walk.states if state.features}) > 1
-        for state in walk.states:
+        many = len({values[state] for state in states if state.features}) > 1
+        for state in states:
             value, condition = values[state]
             share, vector, operand, held, record = None, 1, None, "", ""
             if state.features:
-                assert state.operand is not None
                 (axis,) = state.features
-                record = f"operand{infix}{list(operands).index((state.operand, state.features))}"
-                operand = self.tile(f"operand{number}", record, state.operand, axis)
-                share, vector = self.share(axis, self.shared[record].width)
+                operand, record = self.sum_tile(number, walk, state)
+                share, vector = self.share_of(state, axis, self.shared[record].width)
                 key = lower(value), lower(condition) if condition is not None else None
                 held = weights.setdefault(key, f"weights{len(weights)}" if many else "weights")
             name = state.symbol.name
@@ -333,7 +319,7 @@ class LoopBuilder:
                 initial="-INFINITY" if state.op == "max" else "0.0f",
                 value=split.text(lower(value)),
                 rescale=split.text(lower(state.rescale)) if state.rescale is not None else None,
-                running=any(state.symbol in _symbols(other.value) for other in walk.states),
+                running=any(state.symbol in _symbols(other.value) for other in states),
                 old=any(
                     old(state.symbol) in _symbols(other.rescale)
                     for other in walk.states
@@ -348,6 +334,7 @@ class LoopBuilder:
                 slack=self.slack(state),
                 lost=f"{name}_lost" if self.compensates(state) else None,
                 equation=self.equation(state),
+                part=self.part(state),
             )
         phases = tuple(
             Phase(
@@ -388,6 +375,42 @@ class LoopBuilder:
         for state in walk.states:
             self.finished[state.symbol] = self.held(state)
         return text
+
+    @staticmethod
+    def sums_of(walk: Walk) -> tuple[State, ...]:
+        """What the update of a tile makes."""
+        return walk.states
+
+    def part(self, state: State) -> PartText | None:
+        """Where a state lies that is no state of a row, but a sum in memory."""
+        return None
+
+    def own_tile(self, node: Node, over: Axis) -> TileText:
+        """The tile of rows that a product reads."""
+        products = (product for walk in self.stage.walks for product in walk.products)
+        every = dict.fromkeys((term.own, term.over) for product in products for term in product.terms)
+        return self.tile("own", f"own{list(every).index((node, over))}", node, over)
+
+    def walk_tile(self, number: int, walk: Walk, node: Node, over: Axis) -> TileText:
+        """The tile of columns that a product reads."""
+        every = dict.fromkeys((term.walk, term.over) for product in walk.products for term in product.terms)
+        record = f"walk{self.infix(number)}{list(every).index((node, over))}"
+        return self.tile(f"walk{number}", record, node, over)
+
+    def sum_tile(self, number: int, walk: Walk, state: State) -> tuple[TileText, str]:
+        """The tile of columns that a weighted sum reads, and its record."""
+        assert state.operand is not None
+        every = dict.fromkeys((s.operand, s.features) for s in walk.states if s.operand and s.features)
+        record = f"operand{self.infix(number)}{list(every).index((state.operand, state.features))}"
+        return self.tile(f"operand{number}", record, state.operand, state.features[0]), record
+
+    def infix(self, number: int) -> str:
+        """The number of a walk within names, where there are several."""
+        return f"{number}_" if len(self.stage.walks) > 1 else ""
+
+    def share_of(self, state: State, axis: Axis, width: int) -> tuple[str, int]:
+        """The name of a thread's share of a sum's features, and how many of them lie side by side."""
+        return self.share(axis, width)
 
     def held(self, state: State) -> str:
         """What a thread calls a state of one of its rows."""
@@ -592,10 +615,10 @@ def _solved(condition: Node, column: Node) -> tuple[bool, Node] | None:
     return False, ir.from_linear(terms, constant + 1)
 
 
-def levels_of(walk: Walk) -> dict[State, int]:
+def levels_of(states: Sequence[State]) -> dict[State, int]:
     """The phase of each state, in the order in which they are updated."""
     levels: dict[State, int] = {}
-    for state in walk.states:
+    for state in states:
         waits = _symbols(state.value) | (_symbols(state.rescale) if state.rescale is not None else set())
         below = [level for other, level in levels.items() if waits & {other.symbol, old(other.symbol)}]
         levels[state] = 1 + max(below, default=-1)

@@ -230,6 +230,10 @@ class Parameters:
                 return self.tensors["buffer", self._buffers[each.name]]
         return None
 
+    def buffer(self, name: str) -> Tensor:
+        """Memory between kernels, by its name."""
+        return self.tensors["buffer", self._buffers[name]]
+
     def written(self, stage: str, output: Output) -> Tensor:
         """The tensor an output of a stage goes to."""
         if stage != self._program.name and output.name in self._buffers:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fagen.emit.backward import backward_loop
 from fagen.emit.code import declarations
 from fagen.emit.forward import forward_loop
 from fagen.emit.paper import head
@@ -23,6 +24,7 @@ from fagen.version import VERSION
 _SCHEDULES: Mapping[str, tuple[Callable[[Scope], Any], bool]] = {
     "forward_loop": (forward_loop, False),
     "forward_roles": (forward_roles, False),
+    "backward_loop": (backward_loop, False),
     "product": (product, True),
     "rowwise": (rowwise, True),
 }

@@ -118,7 +118,7 @@ class _Builder:
 
     def walk(self, walk: Walk) -> RowWalk:
         scope, leaf = self.scope, self.scope.codes.leaf
-        levels = levels_of(walk)
+        levels = levels_of(walk.states)
         inside, joining = dict(self.leaves), dict(self.leaves)
         end = Place(row=True, phase=1)
         for state, level in levels.items():

@@ -11,7 +11,9 @@ from fagen.emit.loops import LoopText
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name, said
 from fagen.ir.graph import Axis
+from fagen.plan.cost import tiles_of
 from fagen.plan.plan import KernelPlan
+from fagen.plan.space import groups
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
 """Tilings whose sums of products are the factors of the next products where they are."""
@@ -60,6 +62,23 @@ class ProductText:
 
 
 @dataclass(frozen=True)
+class PartText:
+    """Where the part of a tile is added: ``target`` is its first feature in the row of a column."""
+
+    tensor: Tensor
+    target: str
+    statements: Sequence[Statement]
+    """What finding it needs."""
+    columns: int
+    """Of the part of a warp."""
+    features: int
+    length: str
+    """Of the features."""
+    size: int
+    """The same as a number."""
+
+
+@dataclass(frozen=True)
 class StateText:
     """A state; ``value`` stands inside the loop over columns of its phase."""
 
@@ -88,6 +107,8 @@ class StateText:
     lost: str | None
     """Of a weighted sum: what rounding took away from it so far, and the next term makes up for."""
     equation: str
+    part: PartText | None = None
+    """Of a sum in memory, to which a tile adds its part."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +246,7 @@ class WalkText:
 
     def weights_before(self, state: StateText) -> list[str]:
         """The arrays of weights that states before ``state`` fill."""
-        return [other.weights for other in self.weighted[: self.weighted.index(state)]]
+        return [other.weights for other in self.states[: self.states.index(state)] if other.share]
 
     def row_of(self, state: StateText) -> str | None:
         """The array of a row whose elements are the values of a state, each of which counts.
@@ -255,13 +276,23 @@ class WalkText:
 
     @property
     def weighted(self) -> list[StateText]:
-        """States with features."""
-        return [state for state in self.states if state.share]
+        """States of rows with features."""
+        return [state for state in self.states if state.share and state.part is None]
 
     @property
     def weights(self) -> list[str]:
         """The arrays of weights, each once."""
-        return list(dict.fromkeys(state.weights for state in self.weighted))
+        return list(dict.fromkeys(state.weights for state in self.states if state.share))
+
+    @property
+    def parts(self) -> list[StateText]:
+        """Sums in memory, to which a tile adds its part."""
+        return [state for state in self.states if state.part is not None]
+
+    @property
+    def passed(self) -> list[str]:
+        """The arrays of weights that those sum."""
+        return list(dict.fromkeys(state.weights for state in self.parts))
 
 
 @dataclass(frozen=True)
@@ -363,6 +394,11 @@ class ForwardLoop:
     def products(self) -> bool:
         """Whether any walk has one."""
         return any(walk.products for walk in self.walks)
+
+    @property
+    def groups(self) -> int:
+        """Warps that share the rows of a tile on tensor cores, each with a part of its columns."""
+        return groups(tiles_of(self.scope.kernel)) if self.scope.kernel.tiling == "fragments" else 1
 
     @property
     def sums(self) -> list[str]:

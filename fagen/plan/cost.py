@@ -30,6 +30,8 @@ from fagen.plan.space import (
     Tiles,
     ceil_div,
     feature_width,
+    groups,
+    part_shape,
     registers,
     resident_blocks,
     round_up,
@@ -60,6 +62,10 @@ WARPGROUP_RESCALED = 0.1
 """Of the tiles, those that rescale what was summed: a maximum may lag behind."""
 SCHEDULERS = 4
 """Of a multiprocessor; each hides what a warp waits for if it has another."""
+ADDED_SLOTS = 2
+"""Instructions to add an element of a partial sum to memory: its share of an exchange, an addition of four."""
+ADDED_TIMES = 2
+"""A byte that is added to in the L2 cache is read there and written."""
 COPY_SLOTS = 4
 """Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
 ADDRESS_SLOTS = 8
@@ -242,12 +248,20 @@ class Model:
         Copies run beside the tile, half of it ahead.
         """
         arch, step = self.arch, self.profile.passes[number]
-        warps = ceil_div(tiles.threads, arch.warp)
-        own, walk = tiles.block_own / warps / FRAGMENT, tiles.block_walk / FRAGMENT
+        warps, shared = ceil_div(tiles.threads, arch.warp), groups(tiles)
+        own, walk = tiles.block_own * shared / warps / FRAGMENT, tiles.block_walk / FRAGMENT
         inner = [round_up(length, FRAGMENT) / FRAGMENT for length in step.terms]
         features = [feature_width(length, tiles) / FRAGMENT for length in step.weighted]
-        loads = warps * (sum(inner) * (own + walk) + walk * sum(features))
-        blocks = warps * own * walk * (sum(inner) + sum(features))
+        loads = warps * (sum(inner) * (own + walk / shared) + walk * sum(features) / shared)
+        loads += warps * own * walk * len(features) if shared > 1 else 0.0
+        blocks = warps * own * walk * (sum(inner) + sum(features)) / shared
+        added = 0.0
+        for length in step.partials:
+            width = feature_width(length, tiles)
+            of_warp = part_shape(tiles.block_walk, width, warps)
+            loads += warps * tiles.block_own * sum(of_warp) / FRAGMENT**2
+            blocks += tiles.block_own * tiles.block_walk * width / FRAGMENT**3
+            added += tiles.block_walk * width
         area = tiles.block_own * tiles.block_walk
         pointwise, special = self._pointwise(number, tiles)
         rescaled = (
@@ -258,7 +272,7 @@ class Model:
         copies = tiles.block_walk * (sum(step.walk_tiles) + sum(step.operands)) / CHUNK
         scalars = step.scalars * (area + tiles.block_own * tiles.columns * 2 * FRAGMENT)
         issue = (2 * blocks + loads) * arch.warp + pointwise + rescaled + scalars + COPY_SLOTS * copies
-        issue += area * len(step.weighted) / 2
+        issue += area * (len(step.weighted) + step.passed) / 2 + ADDED_SLOTS * added
         busy = (
             blocks * FRAGMENT**3 / arch.mma_fma_per_cycle,
             issue / (SCHEDULERS * arch.warp),
@@ -367,6 +381,12 @@ class Model:
             found[access] = found.get(access, 0) + visits(access)
         return found
 
+    def added(self, tiles: Tiles) -> int:
+        """Bytes that are added to in memory, beyond what is written once."""
+        rows = self.groups * ceil_div(self.own, tiles.block_own) * self.walked
+        sums = ((step.partials, part) for step, part in zip(self.profile.passes, self.live, strict=False))
+        return int(sum(4 * rows * sum(features) * part for features, part in sums))
+
     def cost(self, tiles: Tiles, most_blocks: int | None = None) -> Cost:
         """All figures for ``tiles``, of which a multiprocessor holds at most ``most_blocks`` blocks."""
         profile, arch, resident = self.profile, self.arch, self.resident(tiles, most_blocks)
@@ -378,12 +398,12 @@ class Model:
             return slots.special * self.positions(slots.axes) * others
 
         for step, part in zip(profile.passes, self.live, strict=False):
-            inner = self.features if profile.schedule == "product" else sum(step.terms) + sum(step.weighted)
+            inner = self.features if profile.schedule == "product" else sum((*step.terms, *step.weighted, *step.partials))
             flops += int(2 * self.groups * self.own * self.walked * inner * part)
             exp_ops += int(sum(map(special, step.slots)) * part)
         exp_ops += sum(map(special, profile.slots))
 
-        reads = self.reads(tiles)
+        reads, added = self.reads(tiles), self.added(tiles)
         writes = [*profile.writes, *(access for step in profile.passes for access in step.writes)]
         write_bytes = sum(self.positions(access.axes) * access.bytes for access in writes)
         memory_bytes, least = write_bytes, dict[str, int]()
@@ -395,7 +415,7 @@ class Model:
                 waves = ceil_div(asked, once * arch.multiprocessors * resident)
             memory_bytes += min(asked, once * waves)
 
-        beyond = sum(reads.values()) + write_bytes
+        beyond = sum(reads.values()) + write_bytes + ADDED_TIMES * added
         if tiles.tiling == "element" or profile.schedule == "rowwise":
             beyond = memory_bytes
         times: dict[Bound, float] = {

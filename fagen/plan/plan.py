@@ -29,7 +29,7 @@ Tiling: TypeAlias = Literal["registers", "shared", "element", "fragments", "warp
 """How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an
 element; 16-bit fragments that a warp multiplies on tensor cores, or tiles that a warpgroup does."""
 
-Schedule: TypeAlias = Literal["forward_loop", "forward_roles", "product", "rowwise"]
+Schedule: TypeAlias = Literal["forward_loop", "forward_roles", "backward_loop", "product", "rowwise"]
 """The template that says who does what when: `templates/schedule/NAME.cu.j2`."""
 
 
@@ -141,6 +141,8 @@ class KernelPlan:
                       ``block_inner`` positions of a contraction over an inner axis (head dim) are in shared
                       memory at a time
     ``forward_roles`` the same, of the threads of its consumers; a warpgroup more has the tiles copied
+    ``backward_loop`` as ``forward_loop``; tiles of the walk serve products and sums, and what several warps
+                      make of a row, or of a column, passes through shared memory
     ``product``       each owns ``block_own / rows`` rows and ``block_feature / columns`` features of the
                       result
     ``rowwise``       ``columns`` threads share each of ``rows`` rows, ``block_walk / columns`` elements of it

@@ -21,7 +21,7 @@ from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
-from fagen.plan.profile import LOOPS, output_storages, profile, stage_roots
+from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, stage_roots
 from fagen.plan.space import shared_tiles
 from fagen.plan.tiling import (
     Ranked,
@@ -36,7 +36,7 @@ from fagen.plan.tiling import (
 
 WITH_ROLES = ("sm90",)
 """Families whose warps have roles: some copy, others multiply."""
-ADDING: tuple[str, ...] = ()
+ADDING = ("sm80",)
 """Families that add partial sums to memory."""
 WITHOUT_ROLES = "sm80"
 """The family that runs what of a backward direction those can't."""
@@ -281,11 +281,12 @@ def _choose(
     axis = tile_axis_of(stage, schedule)
     misfits: list[Rejected] = []
     for family in families if schedule in LOOPS else ("simt",):
-        counts = profile(stage, schedule, axis, problem)
         roles = family in WITH_ROLES
+        how = "forward_roles" if roles else _loop_of(stage, schedule, family)
+        counts = profile(stage, schedule if roles else how, axis, problem)
         reason = warpgroups.misfit(stage, problem, axis) if roles else None
-        if family not in ADDING and any(walk.partials for walk in stage.walks):
-            reason = "does not add partial sums to memory"
+        if any(walk.partials for walk in stage.walks):
+            reason = _not_added(stage, family, axis, counts)
         if reason is not None:
             misfits.append(Rejected(family, reason))
             continue
@@ -298,7 +299,7 @@ def _choose(
             continue
         ranked, more = rank(counts, problem, arch, lengths, family)
         if ranked:
-            how, model = "forward_roles" if roles else schedule, Model(counts, lengths, arch)
+            model = Model(counts, lengths, arch)
             return _Choice(changed, notes, family, how, axis, model, ranked, (*misfits, *more))
         misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
     if problem.family in WITH_ROLES and misfits and misfits[-1].candidate == problem.family:
@@ -306,6 +307,21 @@ def _choose(
             f"family {problem.family!r} can't run it: {misfits[-1].reason}", works="another family does"
         )
     raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
+
+
+def _loop_of(stage: Stage, schedule: Schedule, family: str) -> Schedule:
+    """The schedule by which a family without roles runs a stage."""
+    return "backward_loop" if family == "sm80" and schedule in LOOPS and is_twofold(stage) else schedule
+
+
+def _not_added(stage: Stage, family: str, axis: Axis | None, counts: Profile) -> str | None:
+    """Why a family can't run a stage with partial sums; None if it can."""
+    sums = [partial for walk in stage.walks for partial in walk.partials]
+    if family not in ADDING or any(partial.over != axis for partial in sums):
+        return "does not add such partial sums to memory"
+    if counts.operand == "fp16" and largest_weight(stage) > FP16_MAX:
+        return "weights that pass through memory in fp16 may be larger than it holds"
+    return None
 
 
 def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: Problem) -> KernelPlan:

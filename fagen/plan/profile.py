@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from fagen.derive.walk import Stage
+from fagen.derive.walk import Stage, Walk
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
 from fagen.plan.layout import nearest
 from fagen.plan.plan import STORAGE_BYTES, Problem, Schedule, Storage
 
 Lengths: TypeAlias = Mapping[Axis, int]
-LOOPS = ("forward_loop", "forward_roles")
+LOOPS = ("forward_loop", "forward_roles", "backward_loop")
 """Schedules of stages with products of tiles."""
 PLAIN_SLOTS = 11
 """On tensor cores, instructions for an element beyond which a tile's scores are held while others are
@@ -117,13 +117,19 @@ class Pass:
     terms: tuple[int, ...]
     """Inner length of each contraction."""
     operands: tuple[int, ...]
-    """Features of each distinct operand of weighted states."""
+    """Features of each distinct operand of weighted states that has a tile of its own."""
     weighted: tuple[int, ...]
     """Features of each weighted state."""
     rescaled: tuple[int, ...]
     """Features of each weighted state that is rescaled."""
     scalars: int
     """States without features."""
+    partials: tuple[int, ...]
+    """Features of each sum over the own axis, of which a tile adds its part to memory."""
+    passed: int
+    """Distinct values of partial sums, that are made by rows and summed by columns."""
+    weights: int
+    """Distinct values of all weighted sums."""
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     slots: tuple[Slots, ...]
@@ -233,12 +239,15 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
     passes: list[Pass] = []
     for walk in stage.walks:
         terms = [term for product in walk.products for term in product.terms]
-        own_operands.update(dict.fromkeys((term.own, term.over) for term in terms))
+        own_operands.update(dict.fromkeys(own_tiles(walk)))
         walk_operands = dict.fromkeys((term.walk, term.over) for term in terms)
         weighted = [(s.operand, s.features) for s in walk.states if s.operand is not None and s.features]
         operands = dict.fromkeys(weighted)
+        if schedule == "backward_loop":
+            walk_operands, operands = dict.fromkeys(walk_tiles(walk)), {}
+        values_of = {partial.value for partial in walk.partials}
         loaded = [node for node, _ in own_operands], [node for node, _ in walk_operands]
-        weighed = [walk.guard, *(state.value for state in walk.states)]
+        weighed = [walk.guard, *(state.value for state in walk.states), *values_of]
         values = [*weighed, *(out.node for out in walk.stores)]
         values += [s.operand for s in walk.states if s.operand is not None]
         passes.append(
@@ -253,11 +262,17 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
                     sizes.get(axis, 0) for s in walk.states if s.rescale is not None for axis in s.features
                 ),
                 scalars=len(walk.states) - len(weighted),
+                partials=tuple(sizes.get(axis, 0) for partial in walk.partials for axis in partial.features),
+                passed=len(values_of),
+                weights=len(values_of | {state.value for state in walk.states if state.features}),
                 reads=(
                     *_accesses(loaded[0], stored, own_operand=True),
                     *_accesses([*loaded[1], *values], stored),
                 ),
-                writes=writes(walk.stores),
+                writes=(
+                    *writes(walk.stores),
+                    *(Access(partial.name, partial.symbol.axes, 4) for partial in walk.partials),
+                ),
                 slots=_slots([*loaded[0], *loaded[1], *values]),
                 columns=_columns(weighed, tile_axis, stage.walk),
                 elements=sum(
@@ -282,6 +297,35 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         scattered=schedule == "product" and _scattered(stage),
         operand=_operand(stage, stored),
     )
+
+
+def own_tiles(walk: Walk) -> list[tuple[Node, Axis]]:
+    """What a walk reads of the rows a block owns: operands of products and of partial sums, by columns."""
+    found = [(term.own, term.over) for product in walk.products for term in product.terms]
+    found += [(partial.operand, axis) for partial in walk.partials for axis in partial.features]
+    return list(dict.fromkeys(found))
+
+
+def walk_tiles(walk: Walk) -> list[tuple[Node, Axis]]:
+    """What products and weighted sums of a walk read along it, each once, by columns."""
+    found = [(term.walk, term.over) for product in walk.products for term in product.terms]
+    found += [(s.operand, axis) for s in walk.states if s.operand is not None for axis in s.features]
+    return list(dict.fromkeys(found))
+
+
+def is_twofold(stage: Stage) -> bool:
+    """Whether tiles along a stage's walk serve products and sums, or those of its rows do.
+
+    Its one walk then makes plain sums alone, each of which has features.
+    """
+    if len(stage.walks) != 1 or stage.walks[0].stores:
+        return False
+    (walk,) = stage.walks
+    if any(state.op == "max" or state.rescale is not None or not state.features for state in walk.states):
+        return False
+    several = len(walk.products) + len(walk.states) + len(walk.partials)
+    tiles = sum(len(product.terms) for product in walk.products) + len(walk.states)
+    return bool(walk.partials) or (several > 1 and len(walk_tiles(walk)) < tiles)
 
 
 def stage_roots(stage: Stage) -> list[Node]:

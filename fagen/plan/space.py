@@ -76,6 +76,11 @@ def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
         ``operand0, ...``    [block_walk][features]: operands of weighted states
         ``weights``          [block_own][block_walk]: a state's value, from the threads that made it to those
                              that use it; with tiles ``fragments`` they are the same threads
+    ``backward_loop``
+        ``own0, ...``        as above, operands of partial sums too
+        ``walk0, ...``       [2 block_walk][features]: two buffers of what is read along the walk
+        ``weights0, ...``    [block_own][block_walk]: values that other warps sum than have made them
+        ``columns``          [2 values][block_walk]: what elements need of their column
     ``product``
         ``own``              [block_own][block_walk]: the value
         ``operand``          [block_feature][block_walk], with tiles ``shared`` [block_walk][block_feature]
@@ -95,6 +100,9 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
     if profile.schedule not in LOOPS:
         return place.placed
     own_tiles = profile.passes[-1].own_tiles
+    if profile.schedule == "backward_loop":
+        _twofold(place, profile.passes[0], tiles)
+        return place.placed
     if tiles.roles is not None and profile.operand is not None:
         walks = [(step.walk_tiles, step.operands) for step in profile.passes]
         return warpgroups.layout(
@@ -118,6 +126,36 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
     return place.placed
 
 
+def _twofold(place: _Placed, step: Pass, tiles: Tiles) -> None:
+    place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(step.own_tiles))
+    both = 2 * tiles.block_walk
+    parts = [(f"walk{i}", both, _inner_width(inner, tiles)) for i, inner in enumerate(step.walk_tiles)]
+    passed = step.weights if groups(tiles) > 1 else step.passed
+    parts += [(f"weights{i}", tiles.block_own, tiles.block_walk) for i in range(passed)]
+    place.add(parts, place.end)
+    if step.columns:
+        place.add([("columns", 2 * step.columns, tiles.block_walk)], place.end, "fp32")
+
+
+def groups(tiles: Tiles) -> int:
+    """Warps that share the rows of a tile of fragments, each with a part of its columns."""
+    return tiles.columns // 4
+
+
+def part_shape(walk: int, features: int, warps: int) -> tuple[int, int]:
+    """(columns of the tile, features) that a warp has of a partial sum, so that warps share it evenly.
+
+    Each is a multiple of a fragment; where no even share is, the last warps have none.
+    """
+    shapes = [
+        (walk // rows, features // across)
+        for rows in range(1, warps + 1)
+        for across in range(1, warps // rows + 1)
+        if walk % (rows * FRAGMENT) == 0 and features % (across * FRAGMENT) == 0
+    ]
+    return min(shapes, key=lambda shape: (shape[0] * shape[1], sum(shape)))
+
+
 class _Placed:
     """Tiles laid out one after another."""
 
@@ -127,13 +165,15 @@ class _Placed:
         self.placed: list[tuple[str, Storage, int, int, int, int, int]] = []
         self.end = 0
 
-    def add(self, parts: Iterable[tuple[str, int, int]], address: int = 0) -> None:
-        """Place (name, rows, width) from ``address`` on."""
-        element = STORAGE_BYTES[self.storage]
+    def add(
+        self, parts: Iterable[tuple[str, int, int]], address: int = 0, storage: Storage | None = None
+    ) -> None:
+        """Place (name, rows, width) from ``address`` on; numbers of ``storage`` lie one after another."""
+        element = STORAGE_BYTES[storage or self.storage]
         for name, rows, width in parts:
-            pitch = fragment_pitch(width) if self.fragments else width + PAD
+            pitch = width if storage else fragment_pitch(width) if self.fragments else width + PAD
             size = rows * pitch * element
-            self.placed.append((name, self.storage, rows, width, pitch, address, size))
+            self.placed.append((name, storage or self.storage, rows, width, pitch, address, size))
             address += round_up(size, 16)
         self.end = address
 
@@ -201,6 +241,8 @@ def registers(profile: Profile, tiles: Tiles, least: bool = False) -> int:
         scores = own * walk * max(step.products, 1)
         if tiles.tiling == "fragments":
             held = accumulators + scores + 2 * own + CHUNK - SAVED_REGISTERS + _drawn_registers(step)
+            parts = [tiles.block_walk * feature_width(f, tiles) // tiles.threads for f in step.partials]
+            held += max(max(parts, default=0) - scores, 0)
             if _element_issue(step, profile) > PLAIN_SLOTS:
                 held += scores // 2
         else:

@@ -152,6 +152,8 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
         for roles, columns in warpgroups.shapes():
             rows = warpgroups.GROUP_ROWS * roles.consumers
             yield Tiles("warpgroups", rows, columns, whole, 0, rows // 2, 4, roles)
+    elif counts.schedule == "backward_loop":
+        yield from _twofold(counts)
     elif family == "sm80":
         yield from _fragments(counts)
     elif counts.schedule == "rowwise":
@@ -197,6 +199,17 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
     for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64)):
         if warps * shares <= 8:
             yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
+
+
+def _twofold(counts: Profile) -> Iterator[Tiles]:
+    """As `_fragments`; two warps may share the rows of a tile, and halve its columns and the features."""
+    (step,) = counts.passes
+    whole = round_up(max(step.terms), FRAGMENT)
+    halves = len(set(step.weighted)) == 1 and step.weighted[0] % (2 * FRAGMENT) == 0
+    for warps, shares, walk, groups in pairs((1, 2, 4, 8), (1, 2), (32, 64, 128), (1, 2) if halves else (1,)):
+        if warps * shares <= 16 and groups <= warps and walk <= 32 * warps:
+            rows = warps // groups
+            yield Tiles("fragments", FRAGMENT * shares * rows, walk, whole, 0, 8 * rows, 4 * groups)
 
 
 def misfit(model: Model, tiles: Tiles, least: bool = False) -> str | None:

@@ -1,0 +1,118 @@
+"""A stage with products, as `schedule/backward_loop` writes it: what is read along the walk is copied once.
+
+The steps on a tile are those of `forward`. What is added: the tiles of a walk serve products and sums, warps
+that share rows, or sum by columns what was made by rows, pass weights on, and a tile's part of a sum over the
+block's rows is added to memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from fagen.derive.walk import Partial, State, Walk
+from fagen.emit.code import COLUMN
+from fagen.emit.forward import LoopBuilder
+from fagen.emit.scope import Scope, axis_name
+from fagen.emit.texts import ForwardLoop, PartText, TileText, WalkText
+from fagen.ir.graph import Axis, Index, Node
+from fagen.plan.cost import tiles_of
+from fagen.plan.profile import own_tiles, walk_tiles
+from fagen.plan.space import groups, part_shape
+
+_WORD = ("float", "int32")
+"""Types of four bytes."""
+
+
+@dataclass(frozen=True)
+class BackwardLoop(ForwardLoop):
+    """What the template reads of a kernel."""
+
+    passed: tuple[tuple[str, str], ...]
+    """Of each array of weights that passes through shared memory: its name, and the byte where it lies."""
+    staged: str
+    """Where what is read of columns lies, a tile ahead; empty where each thread reads it itself."""
+
+    @property
+    def walk_text(self) -> WalkText:
+        """Its one walk."""
+        return self.walks[0]
+
+    def passes(self, weights: str) -> bool:
+        """Whether an array of weights passes through shared memory."""
+        return any(weights == name for name, _ in self.passed)
+
+
+def backward_loop(scope: Scope) -> BackwardLoop:
+    """The steps of ``scope.kernel``."""
+    return _Builder(scope).backward()
+
+
+class _Builder(LoopBuilder):
+    def backward(self) -> BackwardLoop:
+        loop = self.build()
+        (walk,) = loop.walks
+        passed = walk.weights if loop.groups > 1 else walk.passed
+        named = tuple(
+            (name, self._address(f"{name}", self.shared[f"weights{i}"].address)) for i, name in enumerate(passed)
+        )
+        columns = [variable.ctype for variable in self.scope.fields(COLUMN)]
+        room = self.shared["columns"].rows // 2 if "columns" in self.shared else 0
+        staged = 0 < len(columns) <= room and all(ctype in _WORD for ctype in columns)
+        at = self._address("COLUMNS", self.shared["columns"].address) if staged else ""
+        members = {each.name: getattr(loop, each.name) for each in fields(ForwardLoop)}
+        return BackwardLoop(**{**members, "constants": self.constants()}, passed=named, staged=at)
+
+    def sums_of(self, walk: Walk) -> tuple[State, ...]:  # type: ignore[override]
+        return (*walk.states, *map(_as_state, walk.partials))
+
+    def own_tile(self, node: Node, over: Axis) -> TileText:
+        number = own_tiles(self.stage.walks[0]).index((node, over))
+        return self.tile("own", f"own{number}", node, over)
+
+    def walk_tile(self, number: int, walk: Walk, node: Node, over: Axis) -> TileText:
+        return self.tile("walk0", f"walk{walk_tiles(walk).index((node, over))}", node, over)
+
+    def sum_tile(self, number: int, walk: Walk, state: State) -> tuple[TileText, str]:
+        assert state.operand is not None
+        place = state.operand, state.features[0]
+        if self._partial(state) is not None:
+            return self.own_tile(*place), f"own{own_tiles(walk).index(place)}"
+        return self.walk_tile(number, walk, *place), f"walk{walk_tiles(walk).index(place)}"
+
+    def share_of(self, state: State, axis: Axis, width: int) -> tuple[str, int]:
+        return ("PART_FEATURES", 2) if self._partial(state) is not None else self.share(axis, width)
+
+    def part(self, state: State) -> PartText | None:
+        partial = self._partial(state)
+        if partial is None:
+            return None
+        (axis,) = partial.features
+        codes, scope = self.scope.codes, self.scope
+        lower = scope.lowering(
+            {
+                Index(self.walk_axis): codes.leaf(axis_name(self.walk_axis), "int32", COLUMN),
+                Index(axis): codes.leaf("0", "int32"),
+            }
+        )
+        tensor = scope.parameters.buffer(partial.name)
+        row = scope.store(lower, tensor)
+        split = scope.split([(row, COLUMN)])
+        width = self.shared[f"own{own_tiles(self.stage.walks[0]).index((partial.operand, axis))}"].width
+        columns, features = part_shape(self.kernel.block_walk, width, self.kernel.threads // 32)
+        return PartText(
+            tensor,
+            f"&{split.text(row)}",
+            split.at(COLUMN),
+            columns,
+            features,
+            scope.length(axis),
+            dict(scope.plan.problem.sizes)[axis],
+        )
+
+    def _partial(self, state: State) -> Partial | None:
+        partials = (partial for walk in self.stage.walks for partial in walk.partials)
+        return next((partial for partial in partials if partial.symbol is state.symbol), None)
+
+
+def _as_state(partial: Partial) -> State:
+    return State(partial.symbol, "sum", partial.value, partial.operand, partial.features)
