@@ -10,7 +10,7 @@ from fagen.compile import Compiled, plan_json
 from fagen.emit.params import Field, TensorId, has_maps
 from fagen.emit.render import laid_out, render
 from fagen.errors import UsageError
-from fagen.ir.graph import Axis, Graph, Input, Scalar
+from fagen.ir.graph import Axis, Graph, Input, Scalar, Scatter, walk
 from fagen.ir.show import length_name
 from fagen.paths import templates_dir
 from fagen.plain import TYPES, axes_of, plain_text
@@ -37,6 +37,7 @@ class Array:
     of: str
     sorted: bool = False
     tiles: tuple[int, ...] = ()
+    zeroed: bool = False
 
     @property
     def count(self) -> str:
@@ -63,7 +64,7 @@ def extent(axis: Axis) -> str:
 def export(compiled: Compiled, folder: Path) -> Path:
     """Write a kernel into ``folder``: NAME.cu, headers, plan.json, plain.h and main.cu; return the folder."""
     plan, source = compiled.plan, compiled.source
-    if any(buffer.zeroed for buffer in plan.buffers):
+    if any(isinstance(node, Scatter) for node in walk(out.node for out in plan.problem.graph.outputs)):
         raise UsageError(
             "a kernel that adds to memory at computed positions has no checker of its own",
             call=compiled.name,
@@ -155,6 +156,7 @@ def _arrays(graph: Graph, plan: Plan) -> list[Array]:
             buffer.storage,
             "double",
             tiles=buffer.tiles,
+            zeroed=buffer.zeroed,
         )
         for i, buffer in enumerate(plan.buffers)
     ]

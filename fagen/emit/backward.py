@@ -7,17 +7,18 @@ block's rows is added to memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+from fagen.derive.intervals import OWN_FIRST, OWN_LAST
 from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.code import COLUMN
 from fagen.emit.forward import LoopBuilder
 from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import ForwardLoop, PartText, TileText, WalkText
+from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Node
-from fagen.plan.cost import tiles_of
 from fagen.plan.profile import own_tiles, walk_tiles
-from fagen.plan.space import groups, part_shape
+from fagen.plan.space import part_shape
 
 _WORD = ("float", "int32")
 """Types of four bytes."""
@@ -31,6 +32,23 @@ class BackwardLoop(ForwardLoop):
     """Of each array of weights that passes through shared memory: its name, and the byte where it lies."""
     staged: str
     """Where what is read of columns lies, a tile ahead; empty where each thread reads it itself."""
+
+    @property
+    def even(self) -> bool:
+        """Whether tiles of rows follow each other from block to block: no later one has more to do."""
+        (ranges,) = self.scope.kernel.ranges
+        own = (OWN_FIRST, OWN_LAST)
+        grows = ranges is not None and any(
+            ir.depends(each.end, own) and not ir.depends(each.begin, own) for each in ranges.ranges
+        )
+        return not grows
+
+    def full(self, walk: WalkText) -> str:
+        """Whether every element of a tile counts; of a sum over rows, one past the end is no part."""
+        if not walk.parts or self.row_axis is None:
+            return super().full(walk)
+        last = f"block.{self.row_axis}_start + {self.own}"
+        return f"{super().full(walk)} && {last} <= {self.length(self.row_axis)}"
 
     @property
     def walk_text(self) -> WalkText:
@@ -51,16 +69,21 @@ class _Builder(LoopBuilder):
     def backward(self) -> BackwardLoop:
         loop = self.build()
         (walk,) = loop.walks
+        if walk.parts:
+            walk = replace(walk, inside=f"row.inside && {walk.inside}")
         passed = walk.weights if loop.groups > 1 else walk.passed
         named = tuple(
-            (name, self._address(f"{name}", self.shared[f"weights{i}"].address)) for i, name in enumerate(passed)
+            (name, self._address(f"{name}", self.shared[f"weights{i}"].address))
+            for i, name in enumerate(passed)
         )
         columns = [variable.ctype for variable in self.scope.fields(COLUMN)]
         room = self.shared["columns"].rows // 2 if "columns" in self.shared else 0
         staged = 0 < len(columns) <= room and all(ctype in _WORD for ctype in columns)
         at = self._address("COLUMNS", self.shared["columns"].address) if staged else ""
         members = {each.name: getattr(loop, each.name) for each in fields(ForwardLoop)}
-        return BackwardLoop(**{**members, "constants": self.constants()}, passed=named, staged=at)
+        return BackwardLoop(
+            **{**members, "walks": (walk,), "constants": self.constants()}, passed=named, staged=at
+        )
 
     def sums_of(self, walk: Walk) -> tuple[State, ...]:  # type: ignore[override]
         return (*walk.states, *map(_as_state, walk.partials))
@@ -107,7 +130,15 @@ class _Builder(LoopBuilder):
             features,
             scope.length(axis),
             dict(scope.plan.problem.sizes)[axis],
+            (self.kernel.block_walk // columns) * (width // features) < self.kernel.threads // 32,
         )
+
+    def equation(self, state: State) -> str:
+        partial = self._partial(state)
+        if partial is None:
+            return super().equation(state)
+        shown = self.scope.shown
+        return f"{partial.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}"
 
     def _partial(self, state: State) -> Partial | None:
         partials = (partial for walk in self.stage.walks for partial in walk.partials)

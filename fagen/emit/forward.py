@@ -592,6 +592,8 @@ class LoopBuilder:
         widths = [f"{name} = {width}" for name, width in self.widths.items()]
         if widths:
             found.append(("int", ", ".join(widths), "columns of a tile in shared memory"))
+        if kernel.columns > 4 and kernel.tiling == "fragments":
+            found.insert(2, ("int", "GROUPS = LANES / 4", "warps that share rows"))
         at = [f"{name} = {address}" for name, address in self.addresses.items()]
         if at:
             found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))

@@ -76,6 +76,8 @@ class PartText:
     """Of the features."""
     size: int
     """The same as a number."""
+    idle: bool
+    """Whether some warps have nothing of it."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ WARPGROUP_RESCALED = 0.1
 SCHEDULERS = 4
 """Of a multiprocessor; each hides what a warp waits for if it has another."""
 ADDED_SLOTS = 2
-"""Instructions to add an element of a partial sum to memory: its share of an exchange, an addition of four."""
+"""Instructions to add an element of a partial sum to memory: its share of an exchange and of an addition."""
 ADDED_TIMES = 2
 """A byte that is added to in the L2 cache is read there and written."""
 COPY_SLOTS = 4
@@ -398,7 +398,11 @@ class Model:
             return slots.special * self.positions(slots.axes) * others
 
         for step, part in zip(profile.passes, self.live, strict=False):
-            inner = self.features if profile.schedule == "product" else sum((*step.terms, *step.weighted, *step.partials))
+            inner = (
+                self.features
+                if profile.schedule == "product"
+                else sum((*step.terms, *step.weighted, *step.partials))
+            )
             flops += int(2 * self.groups * self.own * self.walked * inner * part)
             exp_ops += int(sum(map(special, step.slots)) * part)
         exp_ops += sum(map(special, profile.slots))

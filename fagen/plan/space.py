@@ -127,7 +127,9 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
 
 
 def _twofold(place: _Placed, step: Pass, tiles: Tiles) -> None:
-    place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(step.own_tiles))
+    place.add(
+        (f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(step.own_tiles)
+    )
     both = 2 * tiles.block_walk
     parts = [(f"walk{i}", both, _inner_width(inner, tiles)) for i, inner in enumerate(step.walk_tiles)]
     passed = step.weights if groups(tiles) > 1 else step.passed

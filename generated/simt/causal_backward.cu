@@ -41,7 +41,8 @@
 #include "warp.cuh"
 
 constexpr int HEAD_DIM = 64, V_HEAD_DIM = 64;
-constexpr float SCALE = 0.125f;  // rsqrt(head_dim)
+constexpr float SCALE = 0.125f;     // rsqrt(head_dim)
+constexpr float LOG2E = 1.442695f;  // exp(x) = 2^(x LOG2E)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
@@ -178,7 +179,8 @@ namespace backward_1_loop_ {
         const int kv = kv_start + c * LANES + lane;
         // kv <= q + kv_len - q_len
         counts[c] = !MASKED || (kv < p.kv_len && kv + p.q_len <= row.q + p.kv_len);
-        weights[r][c] = counts[c] ? expf(s0[r][c] * SCALE - row.x0) * (s1[r][c] - row.t0) : skipped();
+        weights[r][c] = counts[c] ? exp2_approx((s0[r][c] * SCALE - row.x0) * LOG2E) * (s1[r][c] - row.t0)
+            : skipped();
       }
     }
   }
@@ -357,7 +359,7 @@ namespace backward_2_loop_ {
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         const int q = q_start + c * LANES + lane;
         const Column& column = columns[c];
-        const float x0 = expf(s0[r][c] * SCALE - column.x0);
+        const float x0 = exp2_approx((s0[r][c] * SCALE - column.x0) * LOG2E);
         // kv <= q + kv_len - q_len
         counts[c] = !MASKED || (q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
         weights0[r][c] = counts[c] ? x0 * (s1[r][c] - column.t0) : skipped();

@@ -8,10 +8,12 @@
 //       an element, to read or to assign: tile.elements[tile.at(row, column)]; the eight from a column that
 //       is a multiple of 8 lie together
 //   load_left(tile, row, column)              the 16 x 16 elements there as left operand: columns are summed
+//   load_left_transposed(tile, row, column)   their transpose as left operand: rows are summed
 //   load_right(tile, row, column)             as right operand: rows are summed
 //   load_right_transposed(tile, row, column)  their transpose as right operand: columns are summed
 //   left_from<T>(upper, lower, i)             upper[i .. i + 3], lower[i .. i + 3], rounded, as left operand;
 //                                             as fp32 (TF32: eleven bits, any exponent) to be multiplied by fp16
+//   store_pair(tile, row, column, low, high)  two elements from an even column on, rounded, one access
 //   multiply_add(upper, lower, i, l, r)       adds the product to upper[i .. i + 3] and lower[i .. i + 3]
 //
 // Of 16 x 16 values a lane has rows lane / 4 (upper) and lane / 4 + 8 (lower), columns 2 (lane % 4) + 0, 1,
@@ -87,6 +89,16 @@ __device__ __forceinline__ Left<T> load_left(const OperandTile<T, ROWS, WIDTH>& 
 }
 
 template <class T, int ROWS, int WIDTH>
+__device__ __forceinline__ Left<T> load_left_transposed(const OperandTile<T, ROWS, WIDTH>& tile, int row,
+                                                        int column) {
+  Left<T> to;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+               : "r"(chunk_address(tile, row, column, chunk_by_columns(threadIdx.x % 32))));
+  return to;
+}
+
+template <class T, int ROWS, int WIDTH>
 __device__ __forceinline__ Right<T> load_right(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column) {
   Right<T> to;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -128,6 +140,13 @@ __device__ __forceinline__ Left<T> left_from(const float (&upper)[N], const floa
     }
   }
   return to;
+}
+
+// Two numbers of a row from an even column on, rounded.
+template <class T, int ROWS, int WIDTH>
+__device__ __forceinline__ void store_pair(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
+                                           float low, float high) {
+  reinterpret_cast<uint32&>(tile(row, column)) = pack<T>(low, high);
 }
 
 // A 16 x 8 sum: c0, c1 of the upper row, c2, c3 of the lower.

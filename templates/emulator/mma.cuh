@@ -96,6 +96,15 @@ inline Left<T> load_left(const OperandTile<T, ROWS, WIDTH>& tile, int row, int c
 }
 
 template <class T, int ROWS, int WIDTH>
+inline Left<T> load_left_transposed(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
+                                    int line = __builtin_LINE()) {
+  Left<T> to;
+  fagen_load_matrices<true>(to.word, "load_left_transposed", tile, row, column,
+                            chunk_by_columns(fagen_self->lane), line);
+  return to;
+}
+
+template <class T, int ROWS, int WIDTH>
 inline Right<T> load_right(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
                            int line = __builtin_LINE()) {
   Right<T> to;
@@ -132,6 +141,14 @@ inline Left<T> left_from(const float (&upper)[N], const float (&lower)[N], int i
     }
   }
   return to;
+}
+
+template <class T, int ROWS, int WIDTH>
+inline void store_pair(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column, float low, float high,
+                       int line = __builtin_LINE()) {
+  const uint32 word = pack<T>(low, high);
+  if (column % 2 != 0) fagen_finding(line, "store_pair from column %d on", column);
+  __builtin_memcpy(tile.elements.access(tile.at(row, column), 2, line), &word, sizeof word);
 }
 
 // One lane's part of two mma.m16n8k16 side by side: of a lane's words, word 0 holds row lane / 4 and columns

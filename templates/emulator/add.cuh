@@ -1,0 +1,7 @@
+// add.cuh: sums added to global memory, the same text as on a GPU.
+#pragma once
+
+#include "atomic.cuh"
+#include "warp.cuh"
+
+#include "../device/add.cuh"
