@@ -1,7 +1,7 @@
 // shared.cuh: the block's dynamic shared memory as typed views.
 //
 //   Shared<T, COUNT> tile(address)   COUNT elements of T from byte `address` of the block's shared memory,
-//                                    a multiple of sizeof(T) (of 16 for vector access)
+//                                    a multiple of alignof(T) (of 16 for vector access)
 //   tile[i]                          element i, to read or to assign; 0 <= i < COUNT
 //   load_vector<N>(tile, i)          elements i .. i + N - 1 as a Vec<T, N>, one access; i a multiple of N
 //   store_vector(tile, i, v)         the same, written

@@ -15,7 +15,7 @@ struct Shared {
   uint32 address;
 
   explicit Shared(uint32 address, int line = __builtin_LINE()) : address(address) {
-    if (address % sizeof(T) != 0 || address + COUNT * sizeof(T) > fagen_self->shared_bytes) {
+    if (address % alignof(T) != 0 || address + COUNT * sizeof(T) > fagen_self->shared_bytes) {
       fagen_finding(
           line, "a view of %d elements (%u bytes) from byte %u does not fit into %u bytes of shared memory",
           COUNT, static_cast<unsigned>(COUNT * sizeof(T)), address, fagen_self->shared_bytes);

@@ -13,7 +13,7 @@ from sm80_samples import Products, TensorCoreAttention
 pytestmark = pytest.mark.cxx
 
 ELEMENTS = ["fp16", "bf16"]
-HEADERS = "".join(f'#include "{name}.cuh"\n' for name in ("async", "math", "mma", "shared", "types", "warp"))
+HEADERS = "".join(f'#include "{name}.cuh"\n' for name in ("async", "math", "mma", "shared", "types", "add"))
 
 
 # ---------------------------------------------------------- operands and products
@@ -62,11 +62,13 @@ def test_a_left_operand_beyond_fp16_is_multiplied_in_tf32() -> None:
 
 
 @pytest.mark.parametrize("swizzled", [True, False])
-@pytest.mark.parametrize("load", ["load_left", "load_right", "load_right_transposed"])
+@pytest.mark.parametrize("load", ["load_left", "load_left_transposed", "load_right", "load_right_transposed"])
 def test_eight_rows_of_a_load_meet_all_banks_once(load: str, swizzled: bool) -> None:
     """A lane's chunk stands for a bank group: of each eight lanes all eight are asked for."""
     widths = (64, 128, 256) if swizzled else (16, 32, 48, 72 + 8, 96, 112, 160, 192, 208)
-    order = "chunk_by_columns" if load == "load_right_transposed" else "chunk_by_rows"
+    order = (
+        "chunk_by_columns" if load in ("load_left_transposed", "load_right_transposed") else "chunk_by_rows"
+    )
     for width in widths:
         for column in range(0, width, 16):
             body = (
@@ -88,17 +90,43 @@ def test_the_chunk_a_lane_loads_is_the_one_its_elements_were_stored_to() -> None
             assert not run(body).any(), (width, column)
 
 
+@pytest.mark.parametrize(("vectors", "count"), [("true", 16), ("true", 12), ("false", 13)])
+def test_a_transposed_left_operand_is_multiplied_and_added_to_memory(vectors: str, count: int) -> None:
+    body = (
+        "OperandTile<fp16, 16, 16> t(0), one(768);\n"
+        "for (int c = 0; c < 16; c += 2) {\n"
+        "if (i < 16) store_pair(t, i, c, p.x[i * 16 + c], p.x[i * 16 + c + 1]);\n"
+        "if (i < 16) store_pair(one, i, c, float(i == c), float(i == c + 1));\n"
+        "}\n__syncwarp();\nfloat upper[4] = {}, lower[4] = {};\n"
+        "multiply_add(upper, lower, 0, load_left_transposed(t, 0, 0), load_right(one, 0, 0));\n"
+        f"add_sixteen<{vectors}>(p.y + i / 4 * 16, upper, 0, {count});\n"
+        f"add_sixteen<{vectors}>(p.y + (i / 4 + 8) * 16, lower, 0, {count});"
+    )
+    x, y = torch.arange(256, dtype=torch.float32), torch.ones(256)
+    run(body, shared_bytes=1536, x=x, y=y)
+    expected = torch.ones(16, 16)
+    expected[:, :count] += x.reshape(16, 16).T[:, :count]
+    assert torch.equal(y.reshape(16, 16), expected)
+
+
 # ---------------------------------------------------------- findings, one warp
 
 
 def run(
-    body: str, checker: str = "none", shared_bytes: int = 1024, threads: int = 32, **options: object
+    body: str,
+    checker: str = "none",
+    shared_bytes: int = 1024,
+    threads: int = 32,
+    x: torch.Tensor | None = None,
+    y: torch.Tensor | None = None,
+    **options: object,
 ) -> torch.Tensor:
     """Run a body, which begins on line 11, on x = 0 .. 63 and return y."""
     text = f"{HEADERS}struct Params {{ const float* x; float* y; }};\n"
     text += 'extern "C" __global__ void run(const __grid_constant__ Params p) {\n'
     text += f"const int i = threadIdx.x;\n\n{body}\n}}\n"
-    x, y = torch.arange(64, dtype=torch.float32), nan(threads)
+    x = torch.arange(64, dtype=torch.float32) if x is None else x
+    y = nan(threads) if y is None else y
     values, memories = params(x=x, y=y)
     compile_text(text, checker=checker).launch(
         "run", (1, 1, 1), (threads, 1, 1), shared_bytes, values, memories=memories, **options
