@@ -154,12 +154,13 @@ def _cheapest(
     """The way to derive a program whose kernels take the least time together, and why not the other."""
     apart = derive(problem.graph, problem.fusion)
     parts, took = _planned(apart, problem, arch, lengths, families)
-    adds = problem.fusion == "full" and not problem.deterministic and any(map(ADDING.__contains__, families))
+    used = {choice.family for _, choice in parts if choice.schedule in LOOPS}
+    adds = problem.fusion == "full" and not problem.deterministic and used <= set(ADDING)
     joined = merged(apart, problem.graph) if adds else None
     if joined is None:
         return apart, parts, ()
     try:
-        fewer, takes = _planned(joined, problem, arch, lengths, families)
+        fewer, takes = _planned(joined, problem, arch, lengths, sorted(used))
     except PlanError as error:
         return apart, parts, (Rejected("partial sums", str(error)),)
     if takes < took:
