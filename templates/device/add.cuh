@@ -14,8 +14,8 @@ __device__ __forceinline__ void add_sixteen(float* to, const float (&sums)[N], i
   const bool odd = threadIdx.x % 2;  // neighbours exchange pairs: each has four numbers side by side
   const float low = __shfl_xor_sync(FULL_WARP, odd ? sums[i] : sums[i + 2], 1);
   const float high = __shfl_xor_sync(FULL_WARP, odd ? sums[i + 1] : sums[i + 3], 1);
-  const Vec<float, 4> four = {{odd ? low : sums[i], odd ? high : sums[i + 1], odd ? sums[i + 2] : low,
-                               odd ? sums[i + 3] : high}};
+  const Vec<float, 4> four = {
+      {odd ? low : sums[i], odd ? high : sums[i + 1], odd ? sums[i + 2] : low, odd ? sums[i + 3] : high}};
   const int at = threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
   if (VECTORS) {
     if (at < count) atomic_add_four(to + at, four);
