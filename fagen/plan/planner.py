@@ -303,6 +303,8 @@ def _choose(
             model = Model(counts, lengths, arch)
             return _Choice(changed, notes, family, how, axis, model, ranked, (*misfits, *more))
         misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
+    if misfits and misfits[-1].reason == reason and any(walk.partials for walk in stage.walks):
+        raise PlanError(reason)
     if problem.family in WITH_ROLES and misfits and misfits[-1].candidate == problem.family:
         raise PlanError(
             f"family {problem.family!r} can't run it: {misfits[-1].reason}", works="another family does"

@@ -1,16 +1,22 @@
 """Two stages with the same products as one, which adds its part of the other's sums to memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fagen as fg
+from fagen.compile import backward_of, problem_of
 from fagen.derive.gradient import gradient
 from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
 from fagen.ir.graph import Input
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
-from fagen.plan.interpret import interpret
+from fagen.plan.interpret import interpret, interpret_plan
+from fagen.plan.plan import Problem
+from fagen.plan.planner import plan
+from fagen.study.explain import explain
 from tests.gradients import by_autograd, by_graph, floats, incoming_for
 
 SINK = torch.zeros(4)
@@ -114,3 +120,56 @@ def test_evaluated_as_the_reference():
     assert joined is not None
     for found, expected in zip(interpret(joined, both, values), evaluate(both, values), strict=True):
         assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def planned(dtype="bf16", family="sm80", deterministic=False, head_dim=64):
+    graph = attention(mask=fg.causal()).graph
+    sizes = {"d": head_dim, "dv": head_dim, "b": 2, "hk": 8, "g": 1, "q": 4096, "kv": 4096}
+    problem, _ = backward_of(problem_of(graph, "H200", family, (dtype,) * 3, sizes))
+    return plan(replace(problem, deterministic=deterministic))
+
+
+def said(made):
+    return " ".join(explain(made).split())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_tensor_cores_compute_each_product_once(head_dim):
+    made = planned(head_dim=head_dim)
+    (kernel,) = (kernel for kernel in made.kernels if kernel.stage.walks[0].products)
+    assert kernel.schedule == "backward_loop"
+    (partial,) = kernel.stage.walks[0].partials
+    (buffer,) = (buffer for buffer in made.buffers if buffer.name == partial.name)
+    assert buffer.zeroed
+    text = said(made)
+    assert "adds its part of t1 to memory, in no fixed order" in text
+    assert "each product computed by two kernels: " in text
+
+
+@pytest.mark.parametrize(
+    "asked", [{"deterministic": True}, {"dtype": "fp16"}, {"dtype": "fp32", "family": "simt"}]
+)
+def test_a_fixed_order_or_a_small_range_computes_them_twice(asked):
+    made = planned(**asked)
+    assert not any(walk.partials for kernel in made.kernels for walk in kernel.stage.walks)
+    assert len([kernel for kernel in made.kernels if kernel.stage.walks[0].products]) > 1
+    assert not any(buffer.zeroed for buffer in made.buffers)
+
+
+def test_what_keeps_fp16_from_it_is_said():
+    assert "in fp16 may be larger than it holds" in said(planned("fp16"))
+
+
+def test_plans_agree_with_autograd_tile_by_tile():
+    graph = attention(mask=fg.sliding_window(9, 2), dropout=0.25).graph
+    both = gradient(graph, frozenset((0, 1, 2)))
+    stored = tuple("fp32" if a.layout == ("b", "h", "q") else "bf16" for a in both.backward.arguments)
+    made = plan(Problem(both.backward, "H200", "sm80", (("d", 5), ("dv", 3)), stored, outputs=("bf16",) * 3))
+    assert any(walk.partials for kernel in made.kernels for walk in kernel.stage.walks)
+    values, wanted = values_of(graph), floats(graph)
+    incoming = incoming_for(graph, values)
+    found = by_graph(
+        graph, values, incoming, wanted, lambda _, given, seed: interpret_plan(made, given, seed=seed)
+    )
+    for place, expected in by_autograd(graph, values, incoming, wanted).items():
+        assert torch.allclose(found[place], expected, rtol=1e-9, atol=1e-9), place
