@@ -13,6 +13,7 @@ from fagen.derive.intervals import OWN_FIRST, OWN_LAST
 from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.code import COLUMN
 from fagen.emit.forward import LoopBuilder
+from fagen.emit.paper import added
 from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import ForwardLoop, PartText, TileText, WalkText
 from fagen.ir import graph as ir
@@ -135,10 +136,7 @@ class _Builder(LoopBuilder):
 
     def equation(self, state: State) -> str:
         partial = self._partial(state)
-        if partial is None:
-            return super().equation(state)
-        shown = self.scope.shown
-        return f"{partial.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}"
+        return super().equation(state) if partial is None else added(self.scope, partial)
 
     def _partial(self, state: State) -> Partial | None:
         partials = (partial for walk in self.stage.walks for partial in walk.partials)

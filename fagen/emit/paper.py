@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fagen.derive.equations import equations
-from fagen.derive.walk import State, Walk
+from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.scope import Scope, block_name
 from fagen.ir.graph import TRUE, Axis, Input, Map, Output, Symbol
 from fagen.ir.show import LENGTHS, join_heads, with_axes
@@ -72,7 +72,15 @@ def _walk(scope: Scope, walk: Walk) -> list[str]:
         lines.append(_shaped(scope, f"    {product.symbol.name} = {terms}", product.symbol))
     for state in walk.states:
         lines.append(_shaped(scope, f"    {equation(scope, state)}", state.symbol))
+    for partial in walk.partials:
+        lines.append(_shaped(scope, f"    {added(scope, partial)}", partial.symbol))
     return lines + [f"    {_output(scope, output)}" for output in walk.stores]
+
+
+def added(scope: Scope, partial: Partial) -> str:
+    """What a tile adds to a sum in memory."""
+    value, operand = scope.shown(partial.value), scope.shown(partial.operand)
+    return f"{partial.name} += sum_{partial.over} {value} * {operand}"
 
 
 def equation(scope: Scope, state: State) -> str:

@@ -138,6 +138,8 @@ def _ownership(kernel: KernelPlan) -> str:
     times = f", {len(stage.walks)} times" if len(stage.walks) > 1 else ""
     made = [symbol for walk in stage.walks for symbol in _made(walk.products, walk.states)]
     makes = f"; makes {', '.join(dict.fromkeys(made))}" if made else ""
+    added = [partial.name for walk in stage.walks for partial in walk.partials]
+    makes += f", adds to {', '.join(added)}" if added else ""
     return f"{text} and walks {stage.walk}{times}, {kernel.block_walk} at a time{makes}"
 
 
