@@ -6,6 +6,7 @@ lanes join theirs at the end of the row. Where a state uses a running one, joini
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,14 @@ from fagen.derive.walk import State, Walk
 from fagen.emit.code import COLUMN, ELEMENT, ROW, SUM, UNARY, Code, Place, Split, Statement
 from fagen.emit.flat import Flat
 from fagen.emit.forward import levels_of
+from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import StoreText
 from fagen.ir import graph as ir
-from fagen.ir.graph import TRUE, Index, Node, Output
+from fagen.ir.graph import TRUE, Index, Input, Load, Node, Output, Random, Scatter
+
+LANES = 32
+"""Lanes of a row."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,15 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class VectorText:
+    """Neighbours of a row, from ``pointer`` on, that one access reads or writes."""
+
+    name: str
+    storage: str
+    pointer: str
+
+
+@dataclass(frozen=True)
 class RowWalk:
     """One pass along a row."""
 
@@ -60,6 +74,21 @@ class RowWalk:
     stores: tuple[StoreText, ...]
     joins: Sequence[Statement]
     """What joining the lanes' states needs."""
+    width: int
+    """How many neighbours a lane takes at once."""
+    reads: tuple[VectorText, ...]
+    writes: tuple[VectorText, ...]
+
+    def says(self, name: str) -> bool:
+        """Whether an element needs ``name``."""
+        statements = [
+            *self.columns,
+            *self.stored,
+            *(each for phase in self.phases for each in phase.statements),
+        ]
+        texts = [*(each.text for each in statements), *(state.value for state in self.states)]
+        texts += [text for store in self.stores for text in (store.target, store.number)]
+        return any(re.search(rf"\b{name}\b", text) for text in texts)
 
     @property
     def states(self) -> list[StateText]:
@@ -89,6 +118,7 @@ class Rowwise(Flat):
             stores += walk.stores
             texts += [walk.guard or "", *(state.value for state in walk.states)]
             texts += [text or "" for state in walk.states for text in (state.rescale, state.joined)]
+            texts += [vector.pointer for vector in (*walk.reads, *walk.writes)]
         texts += [text for store in stores for text in (store.target, store.value)]
         return "\n".join([*texts, *(statement.text for statement in statements)])
 
@@ -101,6 +131,8 @@ def rowwise(scope: Scope) -> Rowwise:
 class _Builder:
     def __init__(self, scope: Scope) -> None:
         self.scope, self.stage = scope, scope.kernel.stage
+        self.before: list[Statement] = []
+        self.written: list[VectorText] = []
         scope.splitter.lasting = (*scope.splitter.lasting, ROW)
         leaf = scope.codes.leaf
         assert self.stage.walk is not None
@@ -128,6 +160,9 @@ class _Builder:
             inside[old(state.symbol)] = leaf(f"{name}_old", "float", place)
             joining[state.symbol] = leaf(name, "float", end)
             joining[old(state.symbol)] = leaf(f"{name}_old", "float", end)
+        width = self.width(walk)
+        reads = self.vectors(walk, width)
+        inside |= {table: leaf(text, "float", ELEMENT) for table, (_, text) in reads.items()}
         lower, joined = scope.lowering(inside), scope.lowering(joining)
         roots: list[tuple[Code, Place]] = []
         if walk.guard is not TRUE:
@@ -158,11 +193,12 @@ class _Builder:
                 if its == level
             )
             phases.append(Phase(split.at(at), states))
-        stored, stores = self.stores(walk.stores, self.leaves, ELEMENT)
+        of_stores = {**self.leaves, **{table: inside[table] for table in reads}}
+        stored, stores = self.stores(walk.stores, of_stores, ELEMENT, width)
         for state in walk.states:
             self.leaves[state.symbol] = leaf(state.symbol.name, "float", ROW)
         return RowWalk(
-            before=[*split.at(ROW), *stored.at(ROW)],
+            before=[*self.before, *split.at(ROW), *stored.at(ROW)],
             columns=[*split.at(COLUMN), *stored.at(COLUMN)],
             guard=split.text(lower(walk.guard)) if walk.guard is not TRUE else None,
             comment=scope.shown(walk.guard),
@@ -170,16 +206,69 @@ class _Builder:
             stored=stored.at(ELEMENT),
             stores=stores,
             joins=join.at(end),
+            width=width,
+            reads=tuple(vector for vector, _ in reads.values()),
+            writes=tuple(self.written),
         )
 
+    def width(self, walk: Walk) -> int:
+        """How many neighbours a lane takes at once: of all tensors they are known to be one access."""
+        problem, axis = self.scope.plan.problem, self.walk_axis
+        size = dict(problem.sizes).get(axis, 1)
+        width = next((n for n in (4, 2) if size % (n * LANES) == 0), 1)
+        if width == 1 or walk.guard is not TRUE or problem.family == "simt":
+            return 1
+        values = [term_of(state)[0] for state in walk.states]
+        nodes = ir.walk([*values, *(out.node for out in walk.stores)])
+        tables = [node for node in nodes if isinstance(node, Input) and axis in node.axes]
+        aligned = all(
+            node.stored == "float"
+            and node.layout[-1] == axis
+            and (node.position >= len(problem.graph.arguments) or problem.is_aligned(node))
+            for node in tables
+        )
+        found = any(isinstance(node, Load | Random | Scatter) and axis in node.axes for node in nodes)
+        stored = all(self.scope.written(out).layout[-1] == axis for out in walk.stores)
+        return width if tables and aligned and stored and not found else 1
+
+    def vectors(self, walk: Walk, width: int) -> dict[Node, tuple[VectorText, str]]:
+        """What is read of each tensor at once, and how a number of it reads."""
+        self.before, self.written = [], []
+        if width == 1:
+            return {}
+        nodes = ir.walk([*(term_of(s)[0] for s in walk.states), *(out.node for out in walk.stores)])
+        found: dict[Node, tuple[VectorText, str]] = {}
+        for node in nodes:
+            if isinstance(node, Input) and self.walk_axis in node.axes:
+                tensor = self.scope.parameters.tensor(node)
+                vector = self.vector(tensor)
+                number = f"{vector.name}[i]"
+                found[node] = vector, number if tensor.storage == "fp32" else f"to_float({number})"
+        return found
+
+    def vector(self, tensor: Tensor) -> VectorText:
+        """Where the neighbours of ``tensor`` are in a row."""
+        scope = self.scope
+        first = {self.walk_axis: scope.codes.leaf("0", "int32")}
+        row = scope.store(scope.lowering(self.leaves, addresses=first), tensor)
+        split = scope.split([(row, ROW)])
+        self.before += split.at(ROW)
+        at = split.text(row).removesuffix("]")
+        first_of = f"{at.removesuffix('0')}first" if at.endswith("[0") else f"{at} + first"
+        return VectorText(f"{tensor.name}_part", tensor.storage, f"&{first_of}]")
+
     def stores(
-        self, outputs: Sequence[Output], leaves: dict[Node, Code], place: Place
+        self, outputs: Sequence[Output], leaves: dict[Node, Code], place: Place, width: int = 1
     ) -> tuple[Split, tuple[StoreText, ...]]:
-        """Statements, and what is written at ``place``."""
+        """Statements, and what is written at ``place``; ``width`` neighbours are written together."""
         scope = self.scope
         lower = scope.lowering(leaves)
         tensors = [scope.written(output) for output in outputs]
         pairs = [(scope.store(lower, t), lower(out.node)) for t, out in zip(tensors, outputs, strict=True)]
+        if width > 1:
+            self.written = [self.vector(tensor) for tensor in tensors]
+            parts = (scope.codes.leaf(f"{vector.name}[i]", vector.storage) for vector in self.written)
+            pairs = [(part, value) for part, (_, value) in zip(parts, pairs, strict=True)]
         # What is assigned gets no name of its own, wherever it is known.
         split = scope.split(
             [root for target, value in pairs for root in ((target, target.place), (value, place))]
