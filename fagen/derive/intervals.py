@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
+from itertools import count
+from typing import Literal
 
 from fagen.derive.extent import (
     FACTS,
@@ -38,7 +40,9 @@ from fagen.derive.extent import (
     Extent,
     Extents,
     bits,
+    found,
 )
+from fagen.derive.terms import conjuncts
 from fagen.derive.tile import Let, Reads, Search, Summary, Tile, larger, smaller, summarised
 from fagen.ir.graph import (
     FALSE,
@@ -51,6 +55,7 @@ from fagen.ir.graph import (
     Map,
     Node,
     Size,
+    Symbol,
     add,
     conjunction,
     disjunction,
@@ -84,6 +89,7 @@ __all__ = [
     "Summary",
     "bits",
     "ranges",
+    "sought",
 ]
 
 MOST_RANGES = 3
@@ -167,6 +173,51 @@ def ranges(guard: Node, own_axis: Axis, walk_axis: Axis) -> RangePlan:
         *reads.used([may, must, *(node for r in clipped for node in (r.begin, r.end, r.when))]),
         needs_block_map=bool(blind) and all(blind),
     )
+
+
+def sought(plan: RangePlan) -> RangePlan:
+    """The same plan, where ``must`` reads no sorted table at the ends of a walked tile.
+
+    Whether ``table[kv_last] <= value`` is whether kv_last lies before a place that is searched for once.
+    """
+    searches = {(s.table, s.fixed, s.value, s.side): s for s in plan.searches}
+    symbols = {search.symbol for search in plan.searches}
+
+    def place(table: Input, fixed: tuple[Node, ...], value: Node, side: Literal["left", "right"]) -> Symbol:
+        key = (table, fixed, value, side)
+        if key not in searches:
+            symbol = next(each for each in map(found, count()) if each not in symbols)
+            symbols.add(symbol)
+            searches[key] = Search(symbol, *key)
+        return searches[key].symbol
+
+    def without_reads(condition: Node) -> Node:
+        if not _is_compare(condition) or not isinstance(condition, Map) or condition.op != "le":
+            return condition
+        terms, constant = linear(sub(*condition.args))
+        walked = [term for term in terms if _walks(term)]
+        (read, *more) = walked or [condition]
+        if more or not isinstance(read, Load) or not read.table.sorted or read.table.stored != "int":
+            return condition
+        k = terms.pop(read)
+        *fixed, i = read.indices
+        if abs(k) != 1 or any(map(_walks, fixed)) or FACTS.of(i)[0] < 0:
+            return condition
+        value = from_linear(terms, constant)  # k * read + value <= 0
+        length = size(read.table.layout[-1])
+        if k > 0:
+            end = place(read.table, tuple(fixed), neg(value), "right")
+            return disjunction(lt(i, end), eq(end, length))
+        begin = place(read.table, tuple(fixed), value, "left")
+        return conjunction(le(begin, i), lt(begin, length))
+
+    must = conjunction(*map(without_reads, conjuncts(plan.must)))
+    return replace(plan, must=must, searches=tuple(searches.values()))
+
+
+def _walks(node: Node) -> bool:
+    """Whether a formula depends on the walked tile, or may."""
+    return any(isinstance(part, Symbol) and part not in (OWN_FIRST, OWN_LAST) for part in walk([node]))
 
 
 # -------------------------------------------------------------------------------------------------- spans

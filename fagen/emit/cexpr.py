@@ -74,6 +74,9 @@ _FUNCTIONS: Mapping[str, tuple[str, int]] = {
 }
 """The function of a header for each of the graph's, and what it costs."""
 
+FIRST_COLUMN = Symbol("first_column", (), "int")
+"""The position of a thread's first column of a tile."""
+
 _LOG2E = "LOG2E"
 _SMALL = 64.0
 """An exponent whose rounding in fp32 changes an exponential less than that to 16 bits."""
@@ -99,7 +102,9 @@ class Expressions:
         self.fast = fast
         self.exact = exact
         self.codes = Codes()
-        self.limits: dict[Node, Extent] = {HEAD: (0, LENGTH - 1), **(limits or {})}
+        self.limits: dict[Node, Extent] = dict.fromkeys((HEAD, FIRST_COLUMN), (0, LENGTH - 1)) | dict(
+            limits or {}
+        )
         self.extents = Extents(self.limits)
 
     def length(self, axis: Axis) -> Code:
@@ -127,7 +132,9 @@ class Lowering:
     """Turns nodes into code, given how the leaves read at one point of a kernel.
 
     ``leaves`` are positions along axes (`Index`), `HEAD` where the head is one value, and symbols.
-    ``nonpositive`` says of the exponent of an exponential whether it is proven to be at most 0.
+    ``nonpositive`` says of the exponent of an exponential whether it is proven to be at most 0. Where a
+    position along an axis is a thread's `FIRST_COLUMN` and a number that is known when the kernel is
+    compiled, ``step`` is that axis and number.
     """
 
     def __init__(
@@ -137,6 +144,7 @@ class Lowering:
         nonpositive: Callable[[Node], bool] = lambda exponent: False,
         addresses: Mapping[Axis, Code] | None = None,
         columns_per_call: int = 1,
+        step: tuple[Axis, Code] | None = None,
     ) -> None:
         self._shared = expressions
         self._codes = expressions.codes
@@ -144,6 +152,9 @@ class Lowering:
         self._nonpositive = nonpositive
         self._addresses = addresses or {}
         self._columns_per_call = columns_per_call
+        self._step = step
+        self._parted: dict[Code, tuple[Code, Code]] = {}
+        """What a row adds to a number, and what a column does."""
 
     def __call__(self, root: Node) -> Code:
         """The code of ``root``."""
@@ -380,7 +391,19 @@ class Lowering:
                 return self._linear(node)
             (a, _), ctype = self._integers(node)
             return self._codes.infix("*", a, self._done[y], ctype, PRODUCT)
-        return self._product([self._done[factor] for factor in self._factors(node)])
+        factors = [self._done[factor] for factor in self._factors(node)]
+        parted = [factor for factor in factors if factor in self._parted]
+        if (
+            self._shared.fast
+            and len(parted) == 1
+            and not any(f.place.column for f in factors if f not in parted)
+        ):
+            row, column = (
+                self._product([part if factor is parted[0] else factor for factor in factors])
+                for part in self._parted[parted[0]]
+            )
+            return self._codes.infix("+", row, column, "float", SUM)
+        return self._product(factors)
 
     def _factors(self, x: Node) -> list[Node]:
         """What is multiplied to ``x``: of products in it, too, where rounding may differ."""
@@ -492,7 +515,31 @@ class Lowering:
     def _to_float(self, node: Map, x: Node) -> Code:
         if x.kind == "bool":
             return self._codes.make("{} ? 1.0f : 0.0f", (self._done[x],), "float", TERNARY, OR)
+        apart = self._apart(x)
+        if apart is not None:
+            return apart
         return self._codes.make("float({})", (self._done[x],), "float")
+
+    def _apart(self, x: Node) -> Code | None:
+        """``float(x)``, where x is some number of columns and what a row adds: that is converted once a row.
+
+        Exact where each part is below 2 ** 24; beyond, the sum is rounded once more.
+        """
+        if self._step is None or not self._done[x].place.row:
+            return None
+        axis, step = self._step
+        terms, constant = linear(x)
+        column = Index(axis)
+        k = terms.get(column, 0)
+        if k == 0 or any(ir.depends(term, [column]) for term in terms if term is not column):
+            return None
+        rest = {FIRST_COLUMN if term is column else term: times for term, times in terms.items()}
+        steps = step if k == 1 else self._codes.make(f"{k} * {{}}", (step,), "int32", PRODUCT, UNARY)
+        parts = self(from_linear(rest, constant)), steps
+        first, more = (self._codes.make("float({})", (part,), "float") for part in parts)
+        whole = self._codes.infix("+", first, more, "float", SUM)
+        self._parted[whole] = first, more
+        return whole
 
     def _to_int(self, node: Map, x: Node) -> Code:
         return self._codes.make("int32({})", (self._done[x],), "int32")

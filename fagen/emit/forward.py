@@ -16,7 +16,7 @@ from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.unscale import unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import State, Walk
-from fagen.emit.cexpr import Lowering
+from fagen.emit.cexpr import FIRST_COLUMN, Lowering
 from fagen.emit.code import AND, COLUMN, ELEMENT, ROW, Code, Place, Split, Statement
 from fagen.emit.loops import loop_text
 from fagen.emit.params import Tensor
@@ -149,8 +149,13 @@ class LoopBuilder:
         served = 1
         if axis == KEY_AXIS and self.kernel.block_walk % 16 == 0 and not alone:
             served = 4 if self.kernel.tiling in ON_TENSOR_CORES else 2 if self.kernel.columns == 8 else 1
+        step = None
+        if self.kernel.tiling in ON_TENSOR_CORES and not alone:
+            name = axis_name(axis)
+            leaves = leaves | {FIRST_COLUMN: codes.leaf(f"{name}_first", "int32", ELEMENT)}
+            step = axis, codes.leaf(f"{name}_step", "int32", ELEMENT)
         return self.scope.lowering(
-            leaves, self.magnitudes.nonpositive, addresses={axis: inside}, columns_per_call=served
+            leaves, self.magnitudes.nonpositive, addresses={axis: inside}, columns_per_call=served, step=step
         )
 
     # -------------------------------------------------------------------------------------------------- tiles

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, RangePlan
 from fagen.derive.tile import Search
-from fagen.emit.code import AND, COLUMN, COMPARE, ELEMENT, PRODUCT, Code, Place, Statement, Variable
+from fagen.emit.code import AND, COLUMN, ELEMENT, PRODUCT, SUM, Code, Place, Statement, Variable
 from fagen.emit.scope import Scope, block_name
 from fagen.ir import graph as ir
 from fagen.ir.graph import FALSE, TRUE, Axis, Const, Index, Node
@@ -78,8 +78,8 @@ class _Loop:
         }
         for summary in ranges.summaries:
             self.name(summary.symbol, self.prepared(summary.op, summary.node, (summary.axis,)))
-        for search in ranges.searches:
-            self.name(search.symbol, self.search(search))
+        for searches in self.searches():
+            self.find(searches)
         for let in ranges.lets:
             self.name(let.symbol, self.code(let.value))
 
@@ -129,19 +129,50 @@ class _Loop:
     def place(self, axis: Axis, axes: Sequence[Axis]) -> Code:
         return self.tiles()[Index(axis)] if axis in axes else self.scope.grid[Index(axis)]
 
-    def search(self, search: Search) -> Code:
-        """How many elements of a sorted row lie below a value."""
-        codes = self.scope.codes
+    def searches(self) -> Iterator[Sequence[Search]]:
+        """Those that are made together: where all threads of a warp can, all that need none of the others."""
+        together: list[Search] = []
+        for search in self.ranges.searches:
+            before = {other.symbol for other in together}
+            if self.scope.kernel.tiling != "fragments" or before & set(
+                ir.walk([*search.fixed, search.value])
+            ):
+                yield together
+                together = []
+            together.append(search)
+        yield together
+
+    def find(self, searches: Sequence[Search]) -> None:
+        """How many elements of sorted rows lie below values."""
+        values = [self.code(search.value) for search in searches]
+        said = self.scope.split([(value, ELEMENT) for value in values])
+        self.before += said.at(BEFORE)
+        tests = []
+        for search, value in zip(searches, values, strict=True):
+            sign = "<" if search.side == "left" else "<="
+            tests.append(f"[&](int i) {{ return {self.element(search)} {sign} {said.text(value, SUM)}; }}")
+        lengths = [self.scope.length(search.table.layout[-1]) for search in searches]
+        if self.scope.kernel.tiling != "fragments":
+            for search, length, test in zip(searches, lengths, tests, strict=True):
+                found = self.scope.codes.leaf(f"partition_point({length}, {test})", "int32", BEFORE)
+                self.name(search.symbol, found)
+        elif searches:
+            places = f"Places<{len(searches)}>"
+            arguments = [f"{places}{{{', '.join(lengths)}}}", *tests]
+            text = f"partition_points({', '.join(arguments)})"
+            name = self.scope.splitter.names.unique("found")
+            self.before.append(Statement("local", Variable(places, name), name, text))
+            for number, search in enumerate(searches):
+                self.leaves[search.symbol] = self.scope.codes.leaf(f"{name}[{number}]", "int32", BEFORE)
+
+    def element(self, search: Search) -> str:
+        """Element i of a sorted row."""
         lower = self.scope.lowering(self.leaves)
-        i = codes.leaf("i", "int32", ELEMENT)
-        element = lower.read(search.table, [*(lower(fixed) for fixed in search.fixed), i])
-        sign = "<" if search.side == "left" else "<="
-        below = codes.infix(sign, element, lower(search.value), "bool", COMPARE)
-        split = self.scope.split([(below, ELEMENT)])
+        i = self.scope.codes.leaf("i", "int32", ELEMENT)
+        code = lower.read(search.table, [*(lower(fixed) for fixed in search.fixed), i])
+        split = self.scope.split([(code, ELEMENT)])
         self.before += split.at(BEFORE)
-        length = self.scope.length(search.table.layout[-1])
-        text = f"partition_point({length}, [&](int i) {{ return {split.text(below)}; }})"
-        return codes.leaf(text, "int32", BEFORE)
+        return split.text(code)
 
     # ---------------------------------------------------------------------------------------- what is decided
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
-from fagen.derive.intervals import RangePlan, ranges
+from fagen.derive.intervals import RangePlan, ranges, sought
 from fagen.derive.magnitudes import FP16_MAX, largest_weight
 from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
@@ -22,7 +22,7 @@ from fagen.plan.cost import Model, buffer_lives
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
 from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, stage_roots
-from fagen.plan.space import shared_tiles
+from fagen.plan.space import Tiles, shared_tiles
 from fagen.plan.tiling import (
     Ranked,
     fallbacks,
@@ -346,16 +346,20 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         columns=tiles.columns,
         resident=own.blocks,
         shared=shared_tiles(counts, tiles),
-        ranges=tuple(_range(walk, stage, axis) if schedule in LOOPS else None for walk in stage.walks),
+        ranges=tuple(_range(walk, stage, axis, tiles) if schedule in LOOPS else None for walk in stage.walks),
         roles=tiles.roles,
     )
 
 
-def _range(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | None:
-    """What bounds the loop of a walk. Where a block owns one row, that row's position is its tile."""
+def _range(walk: Walk, stage: Stage, tile_axis: Axis | None, tiles: Tiles) -> RangePlan | None:
+    """What bounds the loop of a walk. Where a block owns one row, that row's position is its tile.
+
+    Warps that search together find several places as fast as they read one value.
+    """
     if walk.guard is ir.TRUE or walk.stores or stage.walk is None:
         return None
-    return ranges(walk.guard, tile_axis or (stage.own[-1] if stage.own else ""), stage.walk)
+    found = ranges(walk.guard, tile_axis or (stage.own[-1] if stage.own else ""), stage.walk)
+    return sought(found) if tiles.tiling == "fragments" else found
 
 
 def _slower(other: Ranked, best: Ranked) -> str:

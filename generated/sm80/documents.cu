@@ -188,25 +188,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
   // Tiles that may have an element with  captured[b, kv] == captured[b, q] and kv <= q
   const int table0_value =
       block.table0[clamp_index(block.q_last, p.table0_position_size) * p.table0_position];
-  const int found0 = partition_point(p.position_len,
-      [&](int i) { return block.table0[i * p.table0_position] <= table0_value; });
   const int table0_value_0 =
       block.table0[clamp_index(block.q_start, p.table0_position_size) * p.table0_position];
-  const int found1 = partition_point(p.position_len,
-      [&](int i) { return block.table0[i * p.table0_position] < table0_value_0; });
-  const int table0_value_1 =
-      block.table0[clamp_index(block.q_start, p.table0_position_size) * p.table0_position];
-  const int table0_value_2 =
-      block.table0[clamp_index(block.q_last, p.table0_position_size) * p.table0_position];
-  const int kv_begin = found1;
-  const int kv_end = found1 != p.position_len
-      ? minimum(minimum(found0 == p.position_len ? p.kv_len : found0, block.q_last + 1), p.kv_len) : 0;
+  const Places<4> found = partition_points(Places<4>{p.position_len, p.position_len, p.position_len,
+      p.position_len}, [&](int i) { return block.table0[i * p.table0_position] <= table0_value; },
+      [&](int i) { return block.table0[i * p.table0_position] < table0_value_0; },
+      [&](int i) { return block.table0[i * p.table0_position] <= table0_value_0; },
+      [&](int i) { return block.table0[i * p.table0_position] < table0_value; });
+  const int kv_begin = found[1];
+  const int kv_end = found[1] != p.position_len
+      ? minimum(minimum(found[0] == p.position_len ? p.kv_len : found[0], block.q_last + 1), p.kv_len) : 0;
   const auto is_full = [&](int kv_start) {
     const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    return block.table0[clamp_index(kv_last, p.table0_position_size) *
-        p.table0_position] <= table0_value_1 &&
-        table0_value_2 <= block.table0[clamp_index(kv_start, p.table0_position_size) * p.table0_position] &&
-        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
+    return (kv_last < found[2] || found[2] == p.position_len) && found[3] < p.position_len &&
+        found[3] <= kv_start && kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
   };
   const auto visit = [&](int kv_start, auto masked) {
     const int next = kv_start + BLOCK_KV;

@@ -30,11 +30,14 @@
 //   previous_tile<BLOCK>(begin, end, before)
 //       the last multiple of BLOCK before `before` where a tile meets one of the ranges; -1 if there is none
 //   partition_point(length, below)    how many of 0 .. length - 1 come before the first at which below(i) is false
+//   partition_points(Places<N>{length ...}, below ...)
+//       the same for N lengths and tests, by a whole warp: each lane asks at one place, for all tests at once
 #pragma once
 
 #include <math.cuh>
 #include <shared.cuh>
 #include <types.cuh>
+#include <warp.cuh>
 
 #define UNROLL _Pragma("unroll")
 
@@ -228,6 +231,37 @@ __device__ __forceinline__ int partition_point(int length, Below below) {
     }
     low += before * step;
     high = minimum(high, low + step - 1);
+  }
+  return low;
+}
+
+template <int N>
+struct Places {
+  int place[N];
+  __device__ __forceinline__ int& operator[](int n) { return place[n]; }
+  __device__ __forceinline__ int operator[](int n) const { return place[n]; }
+};
+
+template <class... Below>
+__device__ __forceinline__ Places<sizeof...(Below)> partition_points(Places<sizeof...(Below)> high,
+                                                                     Below... below) {
+  constexpr int N = sizeof...(Below);
+  const int lane = threadIdx.x % 32;
+  Places<N> low = {};
+  for (bool more = true; more;) {
+    int step[N], last[N], n = 0;
+    UNROLL for (int i = 0; i < N; ++i) {
+      step[i] = (high[i] - low[i] + 31) / 32;
+      last[i] = low[i] + (lane + 1) * step[i] - 1;
+    }
+    bool before[N];
+    ((before[n] = last[n] < high[n] && below(last[n]), ++n), ...);
+    more = false;
+    UNROLL for (int i = 0; i < N; ++i) {
+      low[i] += __popc(__ballot_sync(FULL_WARP, before[i])) * step[i];
+      high[i] = minimum(high[i], low[i] + step[i] - 1);
+      more |= low[i] < high[i];
+    }
   }
   return low;
 }

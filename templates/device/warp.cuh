@@ -2,6 +2,7 @@
 //
 //   __syncthreads() __syncwarp()                                  order memory, as in CUDA
 //   __shfl_sync __shfl_xor_sync __shfl_down_sync __ballot_sync __any_sync   as in CUDA; order no memory
+//   __popc(bits)                                                  as in CUDA
 //   FULL_WARP                                                     the mask of all 32 lanes
 //   lane_sum<LANES>(x) lane_max<LANES>(x) lane_min<LANES>(x)
 //       over each group of LANES neighbouring lanes (a power of two up to 32); every lane gets the result.

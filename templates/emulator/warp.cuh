@@ -83,6 +83,10 @@ inline uint32 __ballot_sync(uint32 mask, bool value, int line = __builtin_LINE()
   return part.result;
 }
 
+inline int __popc(uint32 bits) {
+  return __builtin_popcount(bits);
+}
+
 inline bool __any_sync(uint32 mask, bool value, int line = __builtin_LINE()) {
   return __ballot_sync(mask, value, line) != 0;
 }

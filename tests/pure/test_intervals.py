@@ -6,7 +6,7 @@ import torch
 
 import fagen as fg
 from fagen.derive.extent import LENGTH, bits
-from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, Range, ranges
+from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, Range, ranges, sought
 from fagen.derive.live import live_share, live_tiles
 from fagen.ir.graph import (
     FALSE,
@@ -14,6 +14,7 @@ from fagen.ir.graph import (
     Const,
     Index,
     Input,
+    Load,
     Map,
     Node,
     Scalar,
@@ -210,6 +211,34 @@ def test_a_sorted_table_is_searched():
     }
     assert not plan.summaries
     assert plan.may is TRUE
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_places_that_were_searched_say_what_the_table_does(name, monkeypatch):
+    lengths = (200, 200), (65, 127), (127, 65), (1, 63), (0, 64)
+    built = [
+        (MASKS[name].build(q_len, kv_len, seed), {"q": q_len, "kv": kv_len})
+        for seed, (q_len, kv_len) in enumerate(lengths)
+    ]
+
+    def tiles():
+        return [
+            live_tiles(mask.node, *axes, sizes, 32, 16, tables_of(mask), None)
+            for mask, sizes in built
+            for axes in DIRECTIONS
+        ]
+
+    read = tiles()
+    monkeypatch.setattr("fagen.derive.live.ranges", lambda *about: sought(ranges(*about)))
+    assert tiles() == read
+
+
+def test_a_full_tile_of_a_document_is_told_by_places_alone():
+    table = Input("doc", 0, ("b", "position"), "int", True)
+    mine, theirs = load(table, (Index("b"), q)), load(table, (Index("b"), kv))
+    plan = sought(ranges(conjunction(le(mine, theirs), le(theirs, mine), le(kv, q)), "q", "kv"))
+    assert not any(isinstance(node, Load) for node in walk([plan.must]))
+    assert len(plan.searches) == 4
 
 
 def test_an_unsorted_table_is_summarised_and_no_more_than_needed():
