@@ -3,6 +3,7 @@
 import os
 import threading
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
@@ -46,20 +47,51 @@ def test_the_gradients_of_the_sample_are_right(family: str, case: Case) -> None:
     check_gradients(case, "cuda", family)
 
 
-@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
-def test_b35_bits_are_equal_while_the_gpu_is_busy(family: str) -> None:
-    if family == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+@pytest.fixture(params=["simt", "sm80", "sm90"])
+def family(request: pytest.FixtureRequest) -> str:
+    if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the family is of compute capability 9.0")
-    q, k, v = (torch.randn(2, 8, 1024, 128, device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    return str(request.param)
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["alone", "everything"])
+def test_b35_bits_are_equal_while_the_gpu_is_busy(family: str, everything: bool) -> None:
+    """Gradients of q, k and v, and of whatever else has one: slopes, a temperature, biases and a sink."""
+    wanted = [torch.randn(2, 8, 1024, 128, device="cuda").bfloat16().requires_grad_() for _ in range(3)]
+    q, k, v = wanted
+    parts: dict[str, Any] = {"mask": fg.causal(), "family": family, "deterministic": True}
+    if everything:
+        slopes, temperature, bias, sink = (
+            torch.rand(shape, device="cuda").add_(0.1).requires_grad_()
+            for shape in ((8,), (), (1, 8, 1, 1024), (8,))
+        )
+        wanted += [slopes, temperature, bias, sink]
+        score = [fg.alibi(slopes), fg.temperature(temperature)]
+        parts |= {"score": score, "bias": bias, "sink": sink, "dropout": 0.1}
+    out = fg.attention(q, k, v, **parts)
+    incoming = torch.randn_like(out)
+    first = torch.autograd.grad(out, wanted, incoming, retain_graph=True)
+    other, x = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+    for number in range(30):
+        with torch.cuda.stream(other):
+            for _ in range(1 + number % 5):
+                x = x @ x.T / 2048
+        again = torch.autograd.grad(out, wanted, incoming, retain_graph=True)
+        assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.parametrize("length", [33, 128])
+def test_b35_bits_of_a_thousand_short_backwards_are_equal(family: str, length: int) -> None:
+    q, k, v = (torch.randn(1, 2, length, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))
     out = fg.attention(q, k, v, mask=fg.causal(), family=family, deterministic=True)
     incoming = torch.randn_like(out)
-    first = torch.autograd.grad(out, (q, k, v), incoming, retain_graph=True)
-    other, x = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
-    for _ in range(30):
-        with torch.cuda.stream(other):
-            x = x @ x.T / 2048
-        again = torch.autograd.grad(out, (q, k, v), incoming, retain_graph=True)
-        assert all(map(torch.equal, first, again))
+    first = torch.autograd.grad(out, (k, v), incoming, retain_graph=True)
+    differ = torch.zeros((), device="cuda")
+    for _ in range(1000):
+        again = torch.autograd.grad(out, (k, v), incoming, retain_graph=True)
+        for one, other in zip(first, again, strict=True):
+            differ += (one != other).sum()
+    assert int(differ) == 0
 
 
 def test_b57_backward_is_the_first_work_of_its_thread() -> None:
