@@ -454,7 +454,8 @@ def backward_of(problem: Problem) -> tuple[Problem, Gradient]:
     graph = problem.graph
     tensors = [argument for argument in graph.arguments if isinstance(argument, Input)]
     stored = dict(zip((tensor.position for tensor in tensors), problem.inputs, strict=True))
-    both = gradient(graph, frozenset(t.position for t in tensors if t.stored == "float"))
+    floats = frozenset(t.position for t in tensors if t.stored == "float")
+    both = gradient(graph, floats, precise={stored[position] for position in floats} == {"fp32"})
     if not both.wanted:
         raise UsageError(
             "no output depends on a floating-point tensor",

@@ -46,10 +46,10 @@ def incoming_for(graph, values, seed=0):
     return [torch.randn(o.shape, generator=draw, dtype=torch.float64) for o in outputs]
 
 
-def by_graph(graph, values, incoming, wanted, compute=evaluate, seed=0):
+def by_graph(graph, values, incoming, wanted, compute=evaluate, seed=0, precise=False):
     """The same by the gradient's own graph; ``compute`` runs a graph on values."""
     given = frozenset(i for i, g in enumerate(incoming) if g is not None)
-    both = gradient(graph, wanted, given, broadcasts(graph, values))
+    both = gradient(graph, wanted, given, broadcasts(graph, values), precise)
     outputs = evaluate(both.forward, values, seed=seed)
     kinds = {"argument": values, "output": outputs, "gradient": incoming}
     results = compute(both.backward, [kinds[kind][place] for kind, place in both.sources], seed=seed)

@@ -36,8 +36,6 @@ LENGTHS = (0, 1, 2, 63, 64, 65, 127, 300)
 LARGER = (257, 512, 1000, 2049)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NO_MASK = "none"
-LEARNED = ("alibi of slopes", "temperature of all", "temperature of heads", "own")
-"""Scores with numbers that have a gradient."""
 SEVERAL = 63
 """Keys of a row of which no weight is nearly 1."""
 SCHEDULES = ("forward", "backward", "random")
@@ -501,16 +499,12 @@ def differentiable(cases: Iterable[Case], family: str) -> list[Case]:
 
     Where all rows see a key or two the gradient of a score is a difference that vanishes, ``dP - D``: what is
     left is what D was rounded by, with O, and no error of torch's operations to measure it by. So lengths are
-    those of several keys. The gradient of a bias that is the same for all keys of a row vanishes, too. Those
-    of a score's numbers are small sums of large terms: in fp32 they are up to five times as far from the
-    reference as the rule allows. So are, up to three times, gradients of scores near 120 in fp32: what is
-    kept of a row is one logarithm, which rounds by that much.
+    those of several keys. The gradient of a bias that is the same for all keys of a row vanishes, too.
     """
     return [
         case
         for case in cases
         if not (case.strange and family != "simt")
-        and not (case.dtype == "fp32" and (case.score in LEARNED or case.shift))
         and min(case.q_len, case.kv_len) >= SEVERAL
         and case.scale != "0"
         and case.bias != "b 1 q 1"

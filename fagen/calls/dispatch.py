@@ -210,7 +210,9 @@ class _BothDirections:
         self.options = options
         self.wanted = wanted
         self.broadcast = _broadcast(values)
-        self.every = gradient(self.graph, self.wanted, None, self.broadcast)
+        floats = {tensor.dtype for _, tensor in values.inputs if tensor.is_floating_point()}
+        self.precise = floats == {torch.float32}
+        self.every = gradient(self.graph, self.wanted, None, self.broadcast, self.precise)
         self._require_plain_tables(values)
         if options.deterministic:
             self._require_an_order()
@@ -257,6 +259,7 @@ class _BothDirections:
             self.wanted,
             frozenset(i for i, each in enumerate(incoming) if each is not None),
             self.broadcast,
+            self.precise,
         )
         places = {output.node: i for i, output in enumerate(self.every.forward.outputs)}
         if not all(output.node in places for output in both.forward.outputs):

@@ -7,7 +7,8 @@ where the program is softmax's (Dao et al., 2022, algorithm 4), and leave it rig
 1. *free reference*: a maximum that no output depends on is a constant to the gradient;
 2. *exchange*: a row's sum over keys is a product with a result that is known;
 3. *saved*: where nothing changes when such a maximum moves, it may be moved to where its sum is 1: then one
-   number a row stands for both.
+   number a row stands for both. It is a logarithm, and rounds by more than the weights of fp32 do: there the
+   two are kept.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from fagen.derive.adjoint import adjoints, spread
 from fagen.derive.exchange import exchanges
 from fagen.derive.invariance import Reference, free_maxima, shift_power, unchanged_by
 from fagen.derive.notes import plainly, summary
-from fagen.derive.separate import reductions
+from fagen.derive.separate import Reduction, reductions
 from fagen.derive.walk import Note
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
     KEY_AXIS,
     ONE,
+    OPEN_AXES,
+    ZERO,
     Axis,
     Const,
     Contract,
@@ -72,22 +75,29 @@ def gradient(
     wanted: frozenset[int],
     given: frozenset[int] | None = None,
     broadcast: Broadcast = (),
+    precise: bool = False,
 ) -> Gradient:
     """The gradients of the arguments at the positions ``wanted``, for gradients of the outputs ``given``.
 
     ``given`` is None for all outputs. Gradients are laid out as their argument is, without the axes along
-    which it was broadcast.
+    which it was broadcast. ``precise`` is for tensors of fp32: both directions then have the same weights,
+    to the last bit.
     """
-    return _Differentiator(graph, wanted, given, broadcast).run()
+    return _Differentiator(graph, wanted, given, broadcast, precise).run()
 
 
 class _Differentiator:
     """A program on its way to its gradient."""
 
     def __init__(
-        self, graph: Graph, wanted: frozenset[int], given: frozenset[int] | None, broadcast: Broadcast
+        self,
+        graph: Graph,
+        wanted: frozenset[int],
+        given: frozenset[int] | None,
+        broadcast: Broadcast,
+        precise: bool,
     ) -> None:
-        self.graph = graph
+        self.graph, self.precise = graph, precise
         self.notes: list[Note] = []
         self.sources: dict[Input | Scalar, Source] = {
             argument: ("argument", place) for place, argument in enumerate(graph.arguments)
@@ -111,7 +121,7 @@ class _Differentiator:
         found = adjoints(seeds, self.wanted, constants)
         kept = [argument for argument in self.wanted if argument in found]
         roots = [self._shaped(argument, found[argument]) for argument in kept]
-        roots = self._reading(self._exchanged(roots))
+        roots = self._reading(roots if self.precise else self._exchanged(roots))
         for reference in references:
             self.notes.append(Note("free reference", reference.proof))
             roots = self._saved(roots, reference)
@@ -137,11 +147,17 @@ class _Differentiator:
         """Rule *exchange*, with every weighted sum of the forward direction along keys."""
         sums = [x for x in self.nodes if isinstance(x, Contract) and x.over == KEY_AXIS]
         for found in exchanges(roots, sums):
-            if not any(ir.depends(root, [found.total]) for root in roots):
-                continue
-            read = ir.substitute(found.value, {found.known: self._kept(found.known)})
-            roots = [ir.substitute(root, {found.total: read}) for root in roots]
-            self.notes.append(Note("exchange", f"{summary(found.total)} = {plainly(read)}"))
+            alone = [_by_rows(root, found.total) for root in roots]
+            others = [root for root, row in zip(roots, alone, strict=True) if row is None]
+            there: dict[Node, Node] = {}
+            if any(ir.depends(root, [found.total]) for root in others):
+                read = ir.substitute(found.value, {found.known: self._kept(found.known)})
+                self.notes.append(Note("exchange", f"{summary(found.total)} = {plainly(read)}"))
+                there[found.total] = read
+            roots = [
+                ir.substitute(root, there) if row is None else row
+                for root, row in zip(roots, alone, strict=True)
+            ]
         return roots
 
     def _saved(self, roots: list[Node], reference: Reference) -> list[Node]:
@@ -150,7 +166,7 @@ class _Differentiator:
         moved = [ir.substitute(root, shift) for root in roots]
         if not unchanged_by(reference.shifted, moved):
             return roots
-        best: tuple[int, list[Node], Node] | None = None
+        best: tuple[int, list[Node], Node, Node] | None = None
         for total in _divisors(self.nodes):
             power = shift_power(reference, total)
             if power is None or KEY_AXIS in total.axes:
@@ -161,10 +177,16 @@ class _Differentiator:
             tried = [ir.substitute(root, there) for root in roots]
             count = _statistics(tried)
             if best is None or count < best[0]:
-                best = count, tried, level
+                best = count, tried, level, total
         if best is None or best[0] >= _statistics(roots):
             return roots
-        _, tried, level = best
+        _, tried, level, total = best
+        if self.precise:
+            point, sums = self._kept(reference.point), self._kept(total)
+            said = f"{plainly(point)} = {summary(reference.point)} and {plainly(sums)} = {summary(total)}"
+            self.notes.append(Note("saved", f"{said} stand for all sums of a row"))
+            both = {total: sums, ir.finite(reference.point): ir.finite(point), reference.point: point}
+            return [ir.substitute(root, both) for root in roots]
         kept = self._kept(level)
         self.notes.append(Note("saved", f"{plainly(kept)} = {summary(level)} stands for all sums of a row"))
         return [ir.substitute(root, {ir.Symbol("kept", level.axes, "float"): kept}) for root in tried]
@@ -243,6 +265,47 @@ class _Differentiator:
         )
 
 
+def _by_rows(root: Node, total: Node) -> Node | None:
+    """``root``, which has no positions, with ``total`` taken out of the sums of rows it stands in.
+
+    ``sum_kv w (x - total) = sum_kv w x - total sum_kv w``: one walk sums all three from the same weights, and
+    a number made of millions of terms rounds less than where ``total`` is made of results that were rounded
+    to be stored. None where it stands elsewhere.
+    """
+    if set(root.axes) & OPEN_AXES:
+        return None
+    found: dict[Node, Node] = {}
+    for node in ir.walk([root]):
+        if isinstance(node, Reduction) and node.over == KEY_AXIS and node is not total:
+            term = ir.mul(node.x, node.y) if isinstance(node, Contract) else node.x
+            parts = _affine(term, total)
+            if parts is not None and parts[1] is not ZERO:
+                rest, factor = (ir.total(part, KEY_AXIS) for part in parts)
+                found[node] = ir.add(rest, ir.mul(total, factor))
+    bare = ir.substitute(root, dict.fromkeys(found, ZERO))
+    return ir.substitute(root, found) if found and not ir.depends(bare, [total]) else None
+
+
+def _affine(x: Node, at: Node) -> tuple[Node, Node] | None:
+    """(a, b) with ``x = a + b * at``; None where ``x`` is no such sum."""
+    if x is at or x is ir.finite(at):
+        return ZERO, ONE
+    if not ir.depends(x, [at]):
+        return x, ZERO
+    if not isinstance(x, Map) or x.op not in ("add", "neg", "where", "mul", "div", "quotient"):
+        return None
+    fixed = {"where": (0,), "div": (1,), "quotient": (1,)}.get(x.op, ())
+    if x.op == "mul":
+        fixed = (1,) if ir.depends(x.args[0], [at]) else (0,)
+    if any(ir.depends(x.args[i], [at]) for i in fixed):
+        return None
+    parts = [(arg, arg) if i in fixed else _affine(arg, at) for i, arg in enumerate(x.args)]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return ir.rebuild(x, tuple(a for a, _ in known)), ir.rebuild(x, tuple(b for _, b in known))
+
+
 def _labels(forward: Graph, sources: Iterable[Source], kept: Iterable[Input]) -> tuple[str, ...]:
     """What text calls the tensors: as that of the forward direction, ``dX`` for the gradient of X."""
     arguments, outputs = names_of(forward)
@@ -292,14 +355,39 @@ def _statistics(roots: Iterable[Node]) -> int:
 
 
 def _tidied(root: Node, arguments: Mapping[Input | Scalar, Source]) -> Node:
-    """``root`` without divisions by 1, and without what guards against maxima that no longer stand in it."""
+    """``root`` without divisions by 1 and what guards against maxima that no longer stand in it, and with one
+    constant in a product: two that cancel would round."""
     done: dict[Node, Node] = {}
     for node in ir.walk([root]):
         new = ir.rebuild(node, tuple(done.get(arg, arg) for arg in node.args)) if node.args else node
         if isinstance(new, Map) and _says_nothing(new, arguments):
             new = new.args[0]
-        done[node] = new
+        done[node] = _with_one_constant(new)
     return done[root]
+
+
+def _with_one_constant(x: Node) -> Node:
+    """``x``, the product of a constant and of what has one already, with the product of the two."""
+    if isinstance(x, Map) and x.op == "mul":
+        for factor, other in (x.args, x.args[::-1]):
+            if isinstance(factor, Const) and (found := _scaled(other, float(factor.value))) is not None:
+                return found
+    return x
+
+
+def _scaled(x: Node, by: float) -> Node | None:
+    """``by * x`` by changing a constant that ``x`` is a multiple of; None where it is of none."""
+    if isinstance(x, Const):
+        return Const(x.value * by)
+    if not isinstance(x, Map) or x.op not in ("mul", "div", "quotient", "neg"):
+        return None
+    if x.op == "div" and isinstance(x.args[1], Const):
+        return ir.mul(x.args[0], Const(by / x.args[1].value))
+    for i, arg in enumerate(x.args if x.op == "mul" else x.args[:1]):
+        found = _scaled(arg, by)
+        if found is not None:
+            return ir.rebuild(x, (*x.args[:i], found, *x.args[i + 1 :]))
+    return None
 
 
 def _says_nothing(x: Map, arguments: Mapping[Input | Scalar, Source]) -> bool:

@@ -86,6 +86,7 @@ class _Deriver:
                 self.buffers += 1
                 why = "by atomic additions, in no fixed order"
                 self._note(Note("materialise", f"{name} adds up the gradient of {node.table.name} {why}"))
+                self._store_shared([node], list(self.graph.outputs), self.fusion == "full")
                 self._stage(name, [Output(node, name, node.table.layout)])
                 self.stored[node] = Input(name, position, node.table.layout, "float")
         return replace(output, node=self._current(output.node))
@@ -99,11 +100,27 @@ class _Deriver:
     def _stages_of(self, pending: list[Output], products: bool) -> None:
         """Stages for results of the program; with ``products``, walks along several axes where one can."""
         while pending:
-            places = [self._place_of(output, products) for output in pending]
-            agree = [place == places[0] for place in places]
-            group = [output for output, in_group in zip(pending, agree, strict=True) if in_group]
-            pending = [output for output, in_group in zip(pending, agree, strict=True) if not in_group]
-            self._stage(self.graph.name, group, places[0][2])
+            (group, outer), *others = self._groups(pending, products)
+            pending = [output for outputs, _ in others for output in outputs]
+            self._store_shared([output.node for output in group], pending, products)
+            self._stage(self.graph.name, group, outer)
+
+    def _groups(self, outputs: list[Output], products: bool) -> list[tuple[list[Output], tuple[Axis, ...]]]:
+        """Results that are computed in one place together, with their outer axes."""
+        found: dict[_Place, list[Output]] = {}
+        for output in outputs:
+            found.setdefault(self._place_of(output, products), []).append(output)
+        return [(group, outer) for (_, _, outer), group in found.items()]
+
+    def _store_shared(self, nodes: list[Node], others: list[Output], products: bool) -> None:
+        """Store what stages of ``others`` have to read from memory, and ``nodes``, which come first, need."""
+        for group, outer in self._groups(others, products):
+            parts = self._current_parts(group, outer)
+            axis = _axis_of(parts[0].node) if parts else None
+            misfit = unfit([part.node for part in parts], axis) if parts and axis else None
+            first = [self._current(node) for node in nodes]
+            if misfit and any(ir.depends(node, [x]) for node in first for x in misfit[0]):
+                self._store(*misfit)
 
     def _place_of(self, output: Output, products: bool) -> _Place:
         """Where ``output`` is computed: outputs that agree share a stage."""
@@ -152,10 +169,15 @@ class _Deriver:
 
     # --------------------------------------------------------------------------------------------- one stage
 
+    def _current_parts(self, outputs: list[Output], outer: tuple[Axis, ...]) -> list[Output] | None:
+        """What of ``outputs`` a walk makes; None where it is no sum along the axes ``outer``."""
+        outputs = [replace(output, node=self._current(output.node)) for output in outputs]
+        return _inner(outputs) if outer else outputs
+
     def _stage(self, name: str, outputs: list[Output], outer: tuple[Axis, ...] = ()) -> None:
         while True:
             outputs = [replace(output, node=self._current(output.node)) for output in outputs]
-            parts = _inner(outputs) if outer else outputs
+            parts = self._current_parts(outputs, outer)
             if parts is None:
                 return self._stages_of(outputs, products=False)
             axis = _axis_of(parts[0].node)

@@ -131,7 +131,7 @@ class Codes:
         hint: str,
         every: int = 0,
     ) -> Code:
-        key = (form, *map(id, args), place if not args else None, ctype)
+        key = (form, *map(id, args), place if not args else None, ctype, every)
         code = self._made.get(key)
         if code is None:
             code = self._made[key] = Code(form, args, slots, binds, ctype, place, cost, hint, every)

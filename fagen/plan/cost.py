@@ -66,6 +66,8 @@ ADDED_SLOTS = 2
 """Instructions to add an element of a partial sum to memory: its share of an exchange and of an addition."""
 ADDED_TIMES = 2
 """A byte that is added to in the L2 cache is read there and written."""
+PART = 8
+"""Terms of a product that are summed alone first, in templates/arch/simt.j2."""
 COPY_SLOTS = 4
 """Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
 ADDRESS_SLOTS = 8
@@ -181,7 +183,7 @@ class Model:
             area = tiles.block_own * tiles.block_walk
             for inner in step.terms:
                 depth = round_up(inner, VECTOR)
-                fma += area * depth * (1 + 1 / _part(depth))
+                fma += area * depth * (1 + 1 / PART)
                 vectors += depth / VECTOR * (own + walk)
                 shared += warps * depth / VECTOR * _wavefronts(tiles, own, walk)
             for features in step.weighted:
@@ -205,7 +207,7 @@ class Model:
             share = ceil_div(tiles.block_feature, tiles.columns)
             fma = tiles.block_own * tiles.block_walk * tiles.block_feature
             if tiles.tiling == "registers":
-                fma *= 1 + 1 / _part(tiles.block_walk)
+                fma *= 1 + 1 / PART
                 parts = max(own / VECTOR, 1.0), max(share / VECTOR, 1.0)
                 vectors = tiles.block_walk * sum(parts)
                 shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
@@ -452,11 +454,6 @@ class Model:
             seconds=LAUNCH_SECONDS + slowest,
             bound=_within_tile(costs[-1]) if bound == "arithmetic" else bound,
         )
-
-
-def _part(depth: int) -> int:
-    """Terms of a product that are summed alone first."""
-    return 16 if depth > 64 else 8 if depth > 16 else 4
 
 
 def _wavefronts(tiles: Tiles, own: float, walk: float) -> float:
