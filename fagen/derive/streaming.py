@@ -113,13 +113,15 @@ class _Deriver:
         return [(group, outer) for (_, _, outer), group in found.items()]
 
     def _store_shared(self, nodes: list[Node], others: list[Output], products: bool) -> None:
-        """Store what stages of ``others`` have to read from memory, and ``nodes``, which come first, need."""
+        """Store sums of rows that stages of ``others`` have to read, and that ``nodes`` before them need."""
         for group, outer in self._groups(others, products):
             parts = self._current_parts(group, outer)
             axis = _axis_of(parts[0].node) if parts else None
             misfit = unfit([part.node for part in parts], axis) if parts and axis else None
+            if misfit is None or not all(isinstance(x, Reduction) and x.over in OPEN_AXES for x in misfit[0]):
+                continue
             first = [self._current(node) for node in nodes]
-            if misfit and any(ir.depends(node, [x]) for node in first for x in misfit[0]):
+            if all(any(ir.depends(node, [x]) for node in first) for x in misfit[0]):
                 self._store(*misfit)
 
     def _place_of(self, output: Output, products: bool) -> _Place:
