@@ -120,7 +120,7 @@ class _Differentiator:
         constants = [node for each in references for node in (each.point, ir.finite(each.point))]
         found = adjoints(seeds, self.wanted, constants)
         kept = [argument for argument in self.wanted if argument in found]
-        roots = [self._shaped(argument, found[argument]) for argument in kept]
+        roots = [_rows_first(self._shaped(argument, found[argument])) for argument in kept]
         roots = self._reading(roots if self.precise else self._exchanged(roots))
         for reference in references:
             self.notes.append(Note("free reference", reference.proof))
@@ -265,6 +265,30 @@ class _Differentiator:
         )
 
 
+def _rows_first(root: Node) -> Node:
+    """``root``, which has no positions, with sums over other axes outside of those over keys, so that rows
+    are summed as they are computed and no pair of positions is kept."""
+    if {"q", KEY_AXIS} & set(root.axes):
+        return root
+    done: dict[Node, Node] = {}
+    for node in ir.walk([root]):
+        new = ir.rebuild(node, tuple(done[arg] for arg in node.args)) if node.args else node
+        done[node] = _keys_inside(new) if isinstance(new, Reduction) and new.over == KEY_AXIS else new
+    return done[root]
+
+
+def _keys_inside(x: Reduction) -> Node:
+    """``x``, a sum over keys, of which an operand may be a sum over an axis that the other has not."""
+    for place, operand in enumerate(x.args):
+        if not isinstance(operand, ir.Reduce) or operand.op != "sum" or operand.over not in OPEN_AXES:
+            continue
+        if not any(operand.over in other.axes for other in x.args):
+            inner = ir.rebuild(x, (*x.args[:place], operand.x, *x.args[place + 1 :]))
+            assert isinstance(inner, Reduction)
+            return ir.total(_keys_inside(inner), operand.over)
+    return x
+
+
 def _by_rows(root: Node, total: Node) -> Node | None:
     """``root``, which has no positions, with ``total`` taken out of the sums of rows it stands in.
 
@@ -272,7 +296,7 @@ def _by_rows(root: Node, total: Node) -> Node | None:
     a number made of millions of terms rounds less than where ``total`` is made of results that were rounded
     to be stored. None where it stands elsewhere.
     """
-    if set(root.axes) & OPEN_AXES:
+    if {"q", KEY_AXIS} & set(root.axes):
         return None
     found: dict[Node, Node] = {}
     for node in ir.walk([root]):

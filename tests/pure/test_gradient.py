@@ -136,6 +136,25 @@ def test_with_tensors_of_fp32_both_directions_have_the_same_weights(parts):
     assert [output.name for output in (*queries.outputs, *keys.outputs)] == ["dq", "dk", "dv"]
 
 
+@pytest.mark.parametrize("precise", [False, True])
+def test_numbers_shared_by_all_pairs_are_summed_row_by_row(precise):
+    """No pair of positions is kept; no row has a term from results as they were rounded to be stored."""
+    score = [fg.alibi(torch.ones(4)), fg.temperature(torch.ones(()))]
+    graph = attention(mask=fg.causal(), score=score).graph
+    both = gradient(graph, frozenset((3, 4)), precise=precise)
+    assert [output.name for output in both.backward.outputs] == ["dslopes", "dtemperature"]
+    assert "out" not in {argument.name for argument in both.backward.arguments}
+    stages = derive(both.backward).stages
+    kept = [set(output.node.axes) for stage in stages for output in stage.outputs]
+    assert not any({"q", "kv"} <= axes for axes in kept)
+    rows = [stage for stage in stages if any(walk.products for walk in stage.walks)]
+    assert {stage.walk for stage in rows} == {"kv"}
+    assert {len(stage.walks) for stage in rows} == {2 if precise else 1}
+    values = arguments(graph)
+    values |= {"slopes": torch.rand(4, dtype=torch.float64), "temperature": torch.tensor(0.7).double()}
+    require_right(graph, list(values.values()), (evaluate, in_tiles), precise=precise)
+
+
 def test_a_product_has_one_constant():
     """Two that cancel, as 1 / (1 - rate) of the weights and of what they are divided by, would round."""
     both = gradient(attention(dropout=0.3).graph, frozenset((0, 1, 2)))
