@@ -48,9 +48,9 @@ class Program(TracedProgram):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
         """The outputs for a tensor or number for each declared argument, on the tensors' device."""
-        from fagen.calls.entry import call_program
+        import fagen.calls.entry  # late, as it imports torch; in this form, which is the fastest
 
-        return call_program(self, args, kwargs)
+        return fagen.calls.entry.call_program(self, args, kwargs)
 
 
 def program(function: Callable[..., Any]) -> Program:
@@ -96,9 +96,9 @@ def attention(
 
     Raises UsageError or DtypeError for what has no meaning, PlanError for what does not fit.
     """
-    from fagen.calls.entry import call_attention
+    import fagen.calls.entry
 
-    return call_attention(
+    return fagen.calls.entry.call_attention(
         (q, k, v),
         {
             "mask": mask,
@@ -191,9 +191,9 @@ class Kernel:
         A backward kernel takes the arguments that ``plan.problem.graph`` lists: those of the program that it
         reads, gradients of the outputs, and what the forward direction keeps.
         """
-        from fagen.calls.entry import call_kernel
+        import fagen.calls.entry
 
-        return call_kernel(self, tensors)
+        return fagen.calls.entry.call_kernel(self, tensors)
 
 
 def compile(

@@ -90,20 +90,22 @@ def compute(
         return torch_op.through_operator(_operator_key(graph, options, kernel), given)
     held = kernel or graph
     facts: list[Any] = [id(held), options.family, options.deterministic, torch.is_grad_enabled()]
-    device: Any = None
-    for value in given:
-        kind = value.__class__
-        if kind in _PLAIN:
-            device = value.device
-            facts += (value.dtype, device, value.shape, value.layout, value.requires_grad, value.is_neg())
-            if value.layout is torch.strided:
-                facts += (value.stride(), value.data_ptr() % 16)
-        elif isinstance(value, Tensor):
-            return _call_subclass(graph, given, options, kernel)
-        else:
-            facts.append(kind)
-    if device is not None:
-        facts.append(autocast_dtype(device.type))
+    try:
+        for value in given:
+            if value.__class__ in _PLAIN:
+                facts += (
+                    *(value.dtype, value.device, value.shape, value.stride(), value.data_ptr() % 16),
+                    *(value.requires_grad, value.is_neg()),
+                )
+            elif isinstance(value, Tensor):
+                return _call_subclass(graph, given, options, kernel)
+            else:
+                facts.append(value.__class__)
+    except RuntimeError:  # of a tensor without strides, which `read` names
+        read(graph, given)
+        raise
+    if torch._C._is_any_autocast_enabled():
+        facts += [autocast_dtype(value.device.type) for value in given if isinstance(value, Tensor)][:1]
     key = tuple(facts)
     entry = _entries.get(key)
     if entry is None:
@@ -202,8 +204,8 @@ def _recorded(both: torch_op.Recorded) -> Run:
     return record
 
 
-class _BothDirections:
-    """Calls with the same facts, forward and backward; a `torch_op.Recorded`."""
+class _Backward:
+    """The backward direction of calls with the same facts; ``every`` is the gradient of all outputs."""
 
     def __init__(self, values: Values, options: Options, wanted: frozenset[int]) -> None:
         self.graph = values.graph
@@ -240,15 +242,6 @@ class _BothDirections:
                     call=self.graph.name,
                     works="deterministic=False does it; so does detaching the tensor from autograd",
                 )
-
-    def forward(self, given: Sequence[Any]) -> tuple[Outputs, Outputs, Tensor | None]:
-        """The outputs, what else the other direction reads, and the seed."""
-        graph = self.every.forward
-        device = next(value.device for value in given if isinstance(value, Tensor))
-        seed = draw_seed(device) if graph.random else None
-        outputs = compute(graph, given, self.options, seed=seed)
-        own = len(self.graph.outputs)
-        return outputs[:own], outputs[own:], seed
 
     def backward(
         self, given: Sequence[Any], outputs: Outputs, incoming: Sequence[Tensor | None], seed: Tensor | None
@@ -287,6 +280,23 @@ class _BothDirections:
         ]
 
 
+class _BothDirections(_Backward):
+    """Calls with the same facts, forward and backward; a `torch_op.Recorded`."""
+
+    def __init__(self, values: Values, options: Options, wanted: frozenset[int]) -> None:
+        super().__init__(values, options, wanted)
+        forward = replace(values, graph=self.every.forward)
+        self.run = run_of(forward, problem_for(forward, options.family, forward.sizes()))
+        self.device = values.device
+        self.own = len(self.graph.outputs)
+
+    def forward(self, given: Sequence[Any]) -> tuple[Outputs, Outputs, Tensor | None]:
+        """The outputs, what else the other direction reads, and the seed."""
+        seed = draw_seed(self.device) if self.graph.random else None
+        outputs = self.run(given, seed)
+        return outputs[: self.own], outputs[self.own :], seed
+
+
 def gradients_of(
     graph: Graph, given: Sequence[Any], options: Options, incoming: Sequence[Tensor]
 ) -> Sequence[Tensor]:
@@ -305,9 +315,9 @@ def gradients_of(
     floats = [argument.position for argument, tensor in values.inputs if tensor.is_floating_point()]
     if options.family == REFERENCE:
         return _reference_gradients(values, floats, incoming)
-    both = _BothDirections(values, options, frozenset(floats))
-    outputs, kept, seed = both.forward(given)
-    found = both.backward(given, (*outputs, *kept), incoming, seed)
+    both = _Backward(values, options, frozenset(floats))
+    outputs = compute(both.every.forward, given, options)
+    found = both.backward(given, outputs, incoming, None)
     return [each.clone() for each in found if each is not None]
 
 

@@ -19,6 +19,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 Axis: TypeAlias = str
@@ -301,7 +302,7 @@ class Graph:
     labels: tuple[str, ...] = ()
     """What emitted text calls the tensor arguments and the outputs; empty: see `names.names_of`."""
 
-    @property
+    @cached_property
     def random(self) -> bool:
         """Whether the program draws random bits, and so needs a seed."""
         return any(isinstance(node, Random) for node in walk(output.node for output in self.outputs))

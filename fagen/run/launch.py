@@ -1,8 +1,9 @@
 """Kernels on a GPU: pycuda loads and launches them in torch's own context, on torch's current stream.
 
-The only module that imports pycuda. A context is made current in the calling thread for the time of one
-load or launch and taken back, also after an error, so that any thread may call: one of autograd's, one of a
-pool. What is loaded stays loaded: a function may stand in a CUDA graph, or in a launch that still runs.
+The only module that imports pycuda. Where torch's context is not the calling thread's current one, it is
+made so for the time of one load or launch and taken back, also after an error, so that any thread may call:
+one of autograd's, one of a pool. What is loaded stays loaded: a function may stand in a CUDA graph, or in a
+launch that still runs.
 
 pycuda cannot launch on a stream it has not made. Torch's default stream is its own default; any other of
 torch's gets a stream of pycuda's beside it, which waits for it before a launch and for which it waits after,
@@ -21,8 +22,8 @@ from typing import Any, TypeAlias
 from fagen.errors import LaunchError, ToolchainError
 from fagen.run.tensor_map import driver
 
-Launch: TypeAlias = "tuple[Any, tuple[int, int, int], tuple[int, int, int], int, bytes]"
-"""A loaded function, its grid, its block, bytes of dynamic shared memory, the bytes of its parameters."""
+Launch: TypeAlias = "tuple[Any, tuple[int, ...], tuple[int, ...], int]"
+"""A loaded function, its grid, its block, bytes of dynamic shared memory."""
 
 GRID_LIMIT = 2**31 - 1
 """Blocks a launch may have along x, where all of them lie."""
@@ -42,6 +43,7 @@ class Gpu:
             self._context = _immortal(self._cuda.Device(index).retain_primary_context())
         except self._cuda.Error as error:
             raise LaunchError(f"cuda:{index} cannot be used", values={"reason": error}) from error
+        self._handle: int = self._context.handle
         self._stream = _stream_of_torch()
         self._lock = threading.RLock()
         self._loaded: dict[str, Mapping[str, Any]] = {}
@@ -98,18 +100,21 @@ class Gpu:
                 found = self._offsets[key] = _parameter_offset(image, names)
         return found
 
-    def launch(self, launches: Sequence[Launch], stream: int) -> None:
+    def launch(self, launches: Sequence[Launch], params: bytes, stream: int) -> None:
         """Put launches on torch's stream of the handle ``stream`` (0: its default), in order.
 
-        Current device and stream of the caller stay as they are. Raises LaunchError where the driver refuses.
+        ``params`` are the bytes of the parameter that all of them take. Current device and stream of the
+        caller stay as they are. Raises LaunchError where the driver refuses.
         """
         side = self._side(stream) if stream else None
         if side:
             side.fork()
-        self._context.push()
+        foreign = _current_context() != self._handle
+        if foreign:
+            self._context.push()
         try:
             handle = side.stream if side else None
-            for function, grid, block, shared_bytes, params in launches:
+            for function, grid, block, shared_bytes in launches:
                 function._launch_kernel(grid, block, params, shared_bytes, handle)
         except self._cuda.Error as error:
             raise LaunchError(
@@ -117,7 +122,8 @@ class Gpu:
                 values={"grid": grid, "block": block, "shared bytes": shared_bytes, "reason": error},
             ) from error
         finally:
-            self._cuda.Context.pop()
+            if foreign:
+                self._cuda.Context.pop()
             if side:
                 side.join()
 
@@ -268,7 +274,26 @@ def _capture_relaxed() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _exchange_capture_mode() -> Any:
+    return _symbol("cuThreadExchangeStreamCaptureMode")
+
+
+def _current_context() -> int | None:
+    """The handle of the calling thread's context; None where it has none, or the driver does not say."""
+    found = ctypes.c_void_p()
+    ask = _ask_context()
+    if ask:
+        ask(ctypes.byref(found))
+    return found.value
+
+
+@lru_cache(maxsize=1)
+def _ask_context() -> Any:
+    return _symbol("cuCtxGetCurrent")
+
+
+def _symbol(name: str) -> Any:
+    """A function of the driver that pycuda does not have; None where there is none."""
     try:
-        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+        return getattr(ctypes.PyDLL("libcuda.so.1"), name)  # all of them return at once: no lock is given up
     except (OSError, AttributeError):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -68,25 +67,25 @@ def offsets_of(fields: Sequence[Field]) -> tuple[int, ...]:
     )
 
 
-Encode: TypeAlias = Callable[[int], bytes]
-"""From the address of a tensor to a member of the struct."""
+Encoded: TypeAlias = Mapping[int, bytes]
+"""A member of the struct for each address of a tensor; it makes what it does not have."""
 
 
 class Packer:
     """Fills the parameter struct of one call: what its shapes decide stands, each call adds the rest.
 
-    ``known`` gives a field's value where shapes decide it, else None, and ``encode`` how a tensor map follows
-    from an address. ``data`` says whose addresses a call gives, in this order (None: the seed's), and
+    ``known`` gives a field's value where shapes decide it, else None, and ``encoded`` the tensor maps of a
+    field by address. ``data`` says whose addresses a call gives, in this order (None: the seed's), and
     ``scalars`` the positions of the arguments whose values.
     """
 
-    __slots__ = ("_addresses", "_maps", "_numbers", "_pieces", "data", "offsets", "scalars")
+    __slots__ = ("_addresses", "_maps", "_members", "_numbers", "_pack", "data", "offsets", "scalars")
 
     def __init__(
         self,
         fields: Sequence[Field],
         known: Callable[[Field], int | None],
-        encode: Callable[[Field], Encode] | None = None,
+        encoded: Callable[[Field], Encoded] | None = None,
     ) -> None:
         codes, offsets = codes_of(fields), offsets_of(fields)
         values = [known(field) for field in fields]
@@ -95,25 +94,26 @@ class Packer:
         self.data: list[TensorId | None] = []
         self.scalars: list[int] = []
         self.offsets: list[int] = []
-        self._addresses: list[int] = []
-        self._maps: list[tuple[int, Encode]] = []
-        self._numbers: list[tuple[int, Callable[[float], bytes]]] = []
-        self._pieces: list[bytes] = []  # what stands between the members each call gives, and room for those
+        self._members: list[Any] = []  # what stands between those each call gives, and room for those
+        self._addresses: list[int] = []  # places among the members
+        self._numbers: list[int] = []
+        self._maps: list[tuple[int, Encoded]] = []
         of_maps: list[tuple[TensorId, int]] = []
-        done = 0
+        done, codes_of_members = 0, "="
         for field, offset, code in zip(fields, offsets, codes, strict=True):
             source = field.source
             if source[0] not in ("data", "seed", "counter", "map", "scalar"):
                 continue
-            self._pieces += [whole[done:offset], b""]
-            place = len(self._pieces) - 1
+            codes_of_members += f"{offset - done}s{code.replace('P', 'Q')}"
+            self._members += [whole[done:offset], 0]
+            place = len(self._members) - 1
             done = offset + struct.calcsize(code)
             if source[0] == "scalar":
-                self._numbers.append((place, struct.Struct(code).pack))
+                self._numbers.append(place)
                 self.scalars.append(source[1])
             elif source[0] == "map":
-                assert encode is not None
-                self._maps.append((place, encode(field)))
+                assert encoded is not None
+                self._maps.append((place, encoded(field)))
                 of_maps.append((source[1], offset))
             else:
                 self._addresses.append(place)
@@ -123,16 +123,17 @@ class Packer:
                 self.offsets.append(offset)
         self.data += [tensor for tensor, _ in of_maps]
         self.offsets += [offset for _, offset in of_maps]
-        self._pieces.append(whole[done:])
+        self._members.append(whole[done:])
+        self._pack = struct.Struct(f"{codes_of_members}{len(whole) - done}s").pack
 
     def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> bytes:
         """The bytes of the struct."""
-        pieces = self._pieces.copy()
+        members = self._members.copy()
         for place, address in zip(self._addresses, addresses):  # noqa: B905 (called for every launch)
-            pieces[place] = address.to_bytes(8, sys.byteorder)
+            members[place] = address
         if self._maps:
-            for (place, encode), address in zip(self._maps, addresses[len(self._addresses) :]):  # noqa: B905
-                pieces[place] = encode(address)
-        for (place, write), number in zip(self._numbers, numbers):  # noqa: B905
-            pieces[place] = write(number)
-        return b"".join(pieces)
+            for (place, maps), address in zip(self._maps, addresses[len(self._addresses) :]):  # noqa: B905
+                members[place] = maps[address]
+        for place, number in zip(self._numbers, numbers):  # noqa: B905
+            members[place] = number
+        return self._pack(*members)

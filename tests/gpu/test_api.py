@@ -286,9 +286,9 @@ def test_an_invalid_launch_is_an_error_and_not_a_result() -> None:
     function, grid, _, shared_bytes = run.launches[0]
     params = run.pack([*given, *given, *given], given)
     with pytest.raises(LaunchError, match="cuda:0 refused a launch"):
-        gpu(0).launch([(function, grid, (2048, 1, 1), shared_bytes, params)], 0)
+        gpu(0).launch([(function, grid, (2048,), shared_bytes)], params, 0)
     with pytest.raises(LaunchError, match="cuda:0 refused a launch"):
-        gpu(0).launch([(function, grid, (32, 1, 1), 1 << 20, params)], 0)
+        gpu(0).launch([(function, grid, (32,), 1 << 20)], params, 0)
     require_attention(given)
     with pytest.raises(LaunchError, match="cuda:0 does not load nothing"):
         gpu(0).functions("no image", b"nothing of a cubin", {"nothing": 0})

@@ -32,7 +32,7 @@ def _launch(
     element: str = "fp32",
 ) -> None:
     function = _functions(name, element)[kernel]
-    gpu(0).launch([(function, grid, (threads, 1, 1), SHARED_BYTES[name], values)], 0)
+    gpu(0).launch([(function, grid, (threads,), SHARED_BYTES[name])], values, 0)
     torch.cuda.synchronize()
 
 

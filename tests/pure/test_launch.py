@@ -39,6 +39,7 @@ class Driver(types.ModuleType):
         class Context:
             def __init__(self, device: int) -> None:
                 self.device = device
+                self.handle = 900 + device
 
             def push(self) -> None:
                 driver.stack.append(self)
@@ -118,6 +119,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setitem(sys.modules, "pycuda", package)
     monkeypatch.setitem(sys.modules, "pycuda.driver", found)
     monkeypatch.setattr(launch, "_gpus", {})
+    monkeypatch.setattr(
+        launch, "_current_context", lambda: found.stack[-1].handle if found.stack else None
+    )
     launch._driver.cache_clear()
 
     class Event:
@@ -143,8 +147,8 @@ def functions(gpu: launch.Gpu, key: str = "k") -> Any:
     return gpu.functions(key, b"image", {"small": 1000, "large": 60_000})
 
 
-def entry(function: Any, params: bytes = b"1234") -> launch.Launch:
-    return function, (70_000, 1, 1), (128, 1, 1), 1000, params
+def entry(function: Any) -> launch.Launch:
+    return function, (70_000,), (128,), 1000
 
 
 def test_a_module_is_loaded_once_and_told_of_large_shared_memory(driver: Driver) -> None:
@@ -165,18 +169,36 @@ def test_a_module_is_loaded_once_and_told_of_large_shared_memory(driver: Driver)
 def test_launches_keep_their_order_on_the_default_stream(driver: Driver) -> None:
     gpu = launch.gpu(0)
     loaded = functions(gpu)
-    gpu.launch([entry(loaded["small"], b"a"), entry(loaded["large"], b"b")], 0)
-    grid = (70_000, 1, 1)
-    assert driver.launches() == [("launch", "small", grid, b"a", None), ("launch", "large", grid, b"b", None)]
+    gpu.launch([entry(loaded["small"]), entry(loaded["large"])], b"a", 0)
+    grid = (70_000,)
+    assert driver.launches() == [("launch", "small", grid, b"a", None), ("launch", "large", grid, b"a", None)]
+
+
+def test_a_context_is_made_current_only_where_another_is(driver: Driver) -> None:
+    gpu, other = launch.gpu(0), launch.gpu(1)
+    loaded = functions(gpu)
+    pushed: list[int] = []
+    push = type(gpu._context).push
+    type(gpu._context).push = lambda self: (pushed.append(self.device), push(self))  # type: ignore[method-assign]
+    gpu.launch([entry(loaded["small"])], b"", 0)
+    assert pushed == [0]
+    driver.stack.append(gpu._context)
+    gpu.launch([entry(loaded["small"])], b"", 0)
+    assert pushed == [0]
+    driver.stack.append(other._context)
+    gpu.launch([entry(loaded["small"])], b"", 0)
+    assert pushed == [0, 0]
+    assert [each.device for each in driver.stack] == [0, 1]
+    driver.stack.clear()
 
 
 def test_another_stream_waits_before_and_is_waited_for_after(driver: Driver) -> None:
     gpu = launch.gpu(0)
     loaded = functions(gpu)
-    gpu.launch([entry(loaded["small"])], 55)
+    gpu.launch([entry(loaded["small"])], b"", 55)
     driver.log.clear()
     for stream in (55, 66, 55):
-        gpu.launch([entry(loaded["small"]), entry(loaded["small"])], stream)
+        gpu.launch([entry(loaded["small"]), entry(loaded["small"])], b"", stream)
     created = [each for each in driver.log if each[0] == "stream"]
     assert created == [("stream", 1)]  # non-blocking, and one for each stream of torch
     events = [each for each in driver.log if each[0] in ("record", "wait", "launch")]
@@ -198,14 +220,14 @@ def test_a_refused_launch_is_an_error_and_leaves_no_context(driver: Driver, stre
     loaded = functions(gpu)
     driver.refuses = "launch"
     with pytest.raises(
-        LaunchError, match=r"cuda:0 refused a launch \(grid = \(70000, 1, 1\).*invalid argument"
+        LaunchError, match=r"cuda:0 refused a launch \(grid = \(70000,\).*invalid argument"
     ):
-        gpu.launch([entry(loaded["small"])], stream)
+        gpu.launch([entry(loaded["small"])], b"", stream)
     assert not driver.stack
     if stream:  # torch's stream is not left waiting for nothing, nor a capture forked
         assert driver.log[-1][:2] == ("wait", 55)
     driver.refuses = ""
-    gpu.launch([entry(loaded["small"])], stream)
+    gpu.launch([entry(loaded["small"])], b"", stream)
     assert len(driver.launches()) == 1
 
 
@@ -229,7 +251,7 @@ def test_b57_threads_without_a_context_load_and_launch(driver: Driver) -> None:
         gpu = launch.gpu(0)
         for turn in range(20):
             gpu.launch(
-                [entry(functions(gpu, f"k{number % 2}")["small"], bytes([turn]))], number % 3 and 50 + number
+                [entry(functions(gpu, f"k{number % 2}")["small"])], bytes([turn]), number % 3 and 50 + number
             )
         return len(driver.stack)
 
