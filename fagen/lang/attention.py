@@ -8,10 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from fagen.errors import DtypeError
-from fagen.ir.graph import FALSE, Axis, Input, Node, split_heads
+from fagen.ir.graph import FALSE, Axis, Graph, Input, Node, Scalar, split_heads
 from fagen.lang.axes import parse_layout
 from fagen.lang.expr import (
-    CACHE_SIZE,
     Expr,
     capture,
     captures_of,
@@ -38,7 +37,7 @@ from fagen.lang.ops import (
     where,
 )
 from fagen.lang.ops import dropout as drop
-from fagen.lang.trace import Traced, Tracing, finish
+from fagen.lang.trace import Traced, Tracing, numbered
 
 LAYOUTS = {"bhsd": ("b h q d", "b hk kv d", "b hk kv dv"), "bshd": ("b q h d", "b kv hk d", "b kv hk dv")}
 """The axes in memory of q, k and v for each ``layout``."""
@@ -80,47 +79,63 @@ def attention(
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise fault(f"attention: layout is {layout!r}", works=f"it is {' or '.join(map(repr, LAYOUTS))}")
-    arguments, products, v, result = _start(layout)
+    several = isinstance(score, (list, tuple))  # "list | tuple" would be a new object each time
+    scores: Sequence[Any] = score if several else () if score is None else (score,)  # type: ignore[assignment]
+    names = tuple([_score_name(function) for function in scores])
     with Tracing("attention"):
-        s = products * _scale(scale)
-        for function in _scores(score):
-            s = _scored(function, s)
+        s = _start(layout)[1] * _scale(scale)
+        for i, function in enumerate(scores):
+            s = _scored(function, names[i], s)
         if bias is not None:
             s = s + _bias(bias)
         kept = None if mask is None else _mask(mask)
         logit = None if sink is None else _sink(sink)
         count = ordinals.get()
         assert count is not None
-        nodes = _weighted(
+        captures = captures_of(kept, s, logit)
+        graph, used = _weighted(
             s.node,
             None if kept is None else node_of(kept),
             None if logit is None else logit.node,
             dropout_threshold(dropout),
             count.used,
             bool(return_lse),
-            v.node,
+            layout,
+            tuple([each.node for each in captures]),
+            (names, several, mask.label if isinstance(mask, Expr) else None, dropout),
         )
-        captures = captures_of(*(each for each in (kept, s, logit) if each is not None))
-        outputs = tuple([Expr(node, captures) for node in nodes])
-        names, layouts = (("out", "lse"), (result, ("b", "h", "q"))) if return_lse else (("out",), (result,))
-        return finish("attention", arguments, outputs, names, layouts, _about(mask, score, dropout))
+        return Traced(graph, tuple([captures[i].value for i in used]))
 
 
-@lru_cache(maxsize=CACHE_SIZE)
+@lru_cache(maxsize=4096)
 def _weighted(
-    s: Node, kept: Node | None, sink: Node | None, threshold: int, ordinal: int, return_lse: bool, v: Node
-) -> tuple[Node, ...]:
-    """The outputs of scores: masked, weighed, dropped, summed; the ``ordinal`` is that of the dropout."""
+    s: Node,
+    kept: Node | None,
+    sink: Node | None,
+    threshold: int,
+    ordinal: int,
+    return_lse: bool,
+    layout: str,
+    held: tuple[Input | Scalar, ...],
+    about: tuple[tuple[str, ...], bool, str | None, float],
+) -> tuple[Graph, tuple[int, ...]]:
+    """The program of scores: masked, weighed, dropped, summed; the ``ordinal`` is that of the dropout.
+
+    ``held`` and the result are those of `numbered`, ``about`` what `_about` takes.
+    """
+    arguments, _, v, result = _start(layout)
     scores, logit = Expr(s), None if sink is None else Expr(sink)
     if kept is not None:
         scores = where(Expr(kept), scores, -inf)
     _over_pairs(scores)
     p = drop(softmax(scores, over="kv", sink=logit), threshold / RANDOM_STEPS)
-    out = dot(p, Expr(v), over="kv")
+    out = dot(p, v, over="kv").node
+    text = _about(*about)
     if not return_lse:
-        return (out.node,)
-    lse = logsumexp(scores) if logit is None else logsumexp_with_sink(scores, logit)
-    return out.node, lse.node
+        return numbered("attention", arguments, (out,), ("out",), (result,), text, held)
+    lse = (logsumexp(scores) if logit is None else logsumexp_with_sink(scores, logit)).node
+    layouts = result, ("b", "h", "q")
+    return numbered("attention", arguments, (out, lse), ("out", "lse"), layouts, text, held)
 
 
 _DEFAULT_SCALE = rsqrt(size("d"))
@@ -140,15 +155,7 @@ def _scale(scale: float | Expr | None) -> Expr:
         raise fault("scale is too large a number", works="scores are computed in fp32") from None
 
 
-def _scores(score: ScoreLike | Sequence[ScoreLike] | None) -> Sequence[ScoreLike]:
-    if score is None:
-        return ()
-    if isinstance(score, list | tuple):
-        return score
-    return (score,)  # type: ignore[return-value]
-
-
-def _scored(function: Any, s: Expr) -> Expr:
+def _scored(function: Any, name: str, s: Expr) -> Expr:
     if isinstance(function, Expr):
         is_mask = function.node.kind == "bool"
         raise fault(
@@ -158,7 +165,6 @@ def _scored(function: Any, s: Expr) -> Expr:
         )
     if not callable(function):
         raise fault(f"score is {function!r}", works="a score is a function of the score", kind=DtypeError)
-    name = _score_name(function)
     if getattr(function, "builds", False):
         raise fault(f"score is the function {name}", works=f"call it first: {name}()", kind=DtypeError)
     try:
@@ -215,6 +221,8 @@ _NEVER = kv < 0
 
 
 def _mask(mask: Any) -> Expr | bool:
+    if isinstance(mask, Expr) and mask.node.kind == "bool" and mask.node is not FALSE:
+        return mask
     if is_tensor(mask):
         raise fault(
             f"mask is a tensor of shape {tuple(mask.shape)}",
@@ -262,13 +270,13 @@ def _sink(sink: Any) -> Expr:
     return sink
 
 
-def _about(mask: Any, score: Any, dropout: float) -> str:
+def _about(scores: tuple[str, ...], several: bool, mask: str | None, dropout: float) -> str:
+    """The call as the user wrote it."""
     parts = []
-    if score is not None:
-        names = [_score_name(function) for function in _scores(score)]
-        parts.append(f"score={names[0] if callable(score) else '[' + ', '.join(names) + ']'}")
-    if isinstance(mask, Expr) and mask.label:
-        parts.append(f"mask={mask.label}")
+    if scores or several:
+        parts.append(f"score={'[' + ', '.join(scores) + ']' if several else scores[0]}")
+    if mask:
+        parts.append(f"mask={mask}")
     if dropout:
         parts.append(f"dropout={dropout}")
     return f"attention({', '.join(['q', 'k', 'v', *parts])})"

@@ -199,8 +199,8 @@ def node_of(x: Value) -> Node:
     return x.node if isinstance(x, Expr) else constant(x)
 
 
-def captures_of(*values: Value) -> Captures:
-    """The captures of several values, in order of first use."""
+def captures_of(*values: Value | None) -> Captures:
+    """The captures of several values, in order of first use; None has none."""
     found: Captures = ()
     for value in values:
         if isinstance(value, Expr):

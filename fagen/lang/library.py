@@ -16,13 +16,16 @@ def labelled(build: F) -> F:
     """Make a mask or score know how it was called."""
     name = build.__name__
     parameters = tuple(inspect.signature(build).parameters)
+    bare = f"{name}()"
 
     @functools.wraps(build)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         result = build(*args, **kwargs)
-        shown = [_show(value, parameters[i]) for i, value in enumerate(args)]
-        shown += [f"{key}={_show(value, key)}" for key, value in kwargs.items()]
-        label = f"{name}({', '.join(shown)})"
+        label = bare
+        if args or kwargs:
+            shown = [_show(value, parameters[i]) for i, value in enumerate(args)]
+            shown += [f"{key}={_show(value, key)}" for key, value in kwargs.items()]
+            label = f"{name}({', '.join(shown)})"
         if isinstance(result, Expr):
             return Expr(result.node, result.captures, label)
         result.label = label

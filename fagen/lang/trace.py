@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from fagen.errors import DtypeError
 from fagen.ir.check import check
 from fagen.ir.graph import Axis, Graph, Input, Node, Output, Scalar, sort_axes, split_heads, substitute, walk
-from fagen.lang.expr import Captures, Expr, captures_of, describe, fault, program_name
+from fagen.lang.expr import Expr, captures_of, describe, fault, program_name
 from fagen.lang.ops import Ordinals, ordinals
 
 Arguments: TypeAlias = "tuple[Input | Scalar, ...]"
 
 
-@dataclass(frozen=True)
-class Traced:
+class Traced(NamedTuple):
     """A program as a graph, and the ``captured`` values that follow the call's own arguments in it."""
 
     graph: Graph
@@ -56,8 +55,6 @@ def _before(axis: Axis, other: Axis) -> bool:
     return sort_axes((first, second))[0] == first
 
 
-_LIMIT = 4096
-_finished: dict[tuple[Any, ...], tuple[Graph, tuple[int, ...]]] = {}
 _graphs: WeakValueDictionary[Graph, Graph] = WeakValueDictionary()
 
 
@@ -75,33 +72,29 @@ def finish(
     """
     captures = captures_of(*outputs)
     nodes = tuple(output.node for output in outputs)
-    key = (name, arguments, nodes, names, layouts, about, tuple(held.node for held in captures))
-    found = _finished.get(key)
-    if found is None:
-        if len(_finished) >= _LIMIT:
-            _finished.clear()
-        found = _finished[key] = _number(name, arguments, nodes, names, layouts, about, captures)
-    graph, used = found
+    held = tuple([each.node for each in captures])
+    graph, used = numbered(name, arguments, nodes, names, layouts, about, held)
     return Traced(graph, tuple(captures[i].value for i in used))
 
 
-def _number(
+@lru_cache(maxsize=4096)
+def numbered(
     name: str,
     arguments: Arguments,
     nodes: tuple[Node, ...],
     names: tuple[str, ...],
     layouts: tuple[tuple[Axis, ...], ...] | None,
     about: str,
-    captures: Captures,
+    held: tuple[Input | Scalar, ...],
 ) -> tuple[Graph, tuple[int, ...]]:
-    """The graph with captures as its last arguments, and which of the captures those are."""
+    """The graph with what captures hold as its last arguments, and which of them those are."""
     below = set(walk(nodes))
-    used = tuple(i for i, held in enumerate(captures) if held.node in below)
+    used = tuple(i for i, node in enumerate(held) if node in below)
     numbered: dict[Node, Node] = {}
     every = list(arguments)
     taken = {argument.name for argument in arguments}
     for i in used:
-        node = captures[i].node
+        node = held[i]
         label = unused(node.name, taken)
         taken.add(label)
         numbered[node] = replace_argument(node, label, len(every))

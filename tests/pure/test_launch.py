@@ -119,9 +119,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setitem(sys.modules, "pycuda", package)
     monkeypatch.setitem(sys.modules, "pycuda.driver", found)
     monkeypatch.setattr(launch, "_gpus", {})
-    monkeypatch.setattr(
-        launch, "_current_context", lambda: found.stack[-1].handle if found.stack else None
-    )
+    monkeypatch.setattr(launch, "_current_context", lambda: found.stack[-1].handle if found.stack else None)
     launch._driver.cache_clear()
 
     class Event:
@@ -219,9 +217,7 @@ def test_a_refused_launch_is_an_error_and_leaves_no_context(driver: Driver, stre
     gpu = launch.gpu(0)
     loaded = functions(gpu)
     driver.refuses = "launch"
-    with pytest.raises(
-        LaunchError, match=r"cuda:0 refused a launch \(grid = \(70000,\).*invalid argument"
-    ):
+    with pytest.raises(LaunchError, match=r"cuda:0 refused a launch \(grid = \(70000,\).*invalid argument"):
         gpu.launch([entry(loaded["small"])], b"", stream)
     assert not driver.stack
     if stream:  # torch's stream is not left waiting for nothing, nor a capture forked
