@@ -71,6 +71,24 @@ def attend(given: Sequence[Tensor], **parts: Any) -> Any:
     return outputs
 
 
+# ---------------------------------------------------------------------------------------- 64-bit integers
+
+FAR = 2**40 + 3  # the lower 32 bits of a multiple of 2**32 added to it are the same
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_whole_numbers_of_tables_have_64_bits(device: str, is_sorted: bool) -> None:
+    given = tensors(device, q_len=40, kv_len=40)
+    ids = FAR + 2**32 * (torch.arange(40)[None] // 13)
+    table = fg.capture((ids if is_sorted else ids.flip(1)).to(device), "b kv", is_sorted)
+    mask = table[fg.b, fg.q] == table[fg.b, fg.kv]
+    if not is_sorted:
+        steps = fg.capture(torch.arange(40).to(device) * 2**31, "kv")
+        apart = steps[fg.kv] - steps[fg.q]
+        mask = (mask | (apart <= 3 * 2**31) & (apart > -9 * 2**31)) & (steps <= 5 * 2**32 + 2)
+    attend(given, mask=mask)
+
+
 # ------------------------------------------------------------------- 1. fp32 inside, -inf and only -inf masks
 
 

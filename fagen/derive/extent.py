@@ -1,8 +1,9 @@
 """How far an integer expression can reach, in numbers: its range, its step along an axis, its width in bits.
 
 Where `tile.py` bounds an expression by formulas, this module bounds it by constants that hold for every call:
-lengths are at most `LENGTH`, scalars and tables hold 32-bit integers. It proves what those formulas need (a
-term is never negative, a function never falls) and says which integer operations must be done in 64 bits.
+lengths are at most `LENGTH`, scalars are 32-bit integers, and tables hold 64-bit ones unless limits say that
+theirs are smaller. It proves what those formulas need (a term is never negative, a function never falls) and
+says which integer operations must be done in 64 bits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-from fagen.ir.graph import Axis, Const, Index, Input, Load, Map, Node, Random, Size, Symbol, linear
+from fagen.ir.graph import Axis, Const, Index, Input, Load, Map, Node, Random, Scalar, Size, Symbol, linear
 
 Extent: TypeAlias = tuple[int, int]
 """The smallest and the largest value, both included."""
@@ -21,6 +22,9 @@ LENGTH = 2**29
 
 WORD: Extent = (-(2**31), 2**31 - 1)
 """What a 32-bit integer can be."""
+
+LONG: Extent = (-(2**63), 2**63 - 1)
+"""What a 64-bit integer can be."""
 
 OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST = (
     Symbol(name, (), "int") for name in ("own_first", "own_last", "walk_first", "walk_last")
@@ -77,8 +81,10 @@ class Extents:
             return 0, LENGTH
         if isinstance(node, Random):
             return 0, 2**16 - 1
+        if isinstance(node, Load):
+            return self.of(node.table)
         if not isinstance(node, Map):
-            return WORD
+            return WORD if isinstance(node, Scalar) else LONG
         if node.op == "add":
             return self._form(*linear(node))
         if node.op == "where":
@@ -158,6 +164,10 @@ class Extents:
             return x
         return min(0, y[0] + 1), max(0, y[1] - 1)
 
+    def _span(self, table: Input) -> int:
+        low, high = self.of(table)
+        return high - low
+
     def step(self, node: Node, axis: Axis) -> Extent | None:
         """The extent of ``f(i + 1) - f(i)`` along ``axis``; None where nothing is known.
 
@@ -174,12 +184,12 @@ class Extents:
         if isinstance(node, Index):
             return 1, 1
         if isinstance(node, Input):
-            return (0, WORD[1] - WORD[0]) if node.sorted and node.layout[-1] == axis else None
+            return (0, self._span(node)) if node.sorted and node.layout[-1] == axis else None
         if isinstance(node, Load):
             rising = self.step(node.indices[-1], axis)
             if not node.table.sorted or rising is None or any(axis in i.axes for i in node.indices[:-1]):
                 return None
-            span = WORD[1] - WORD[0]
+            span = self._span(node.table)
             return (0, span) if rising[0] >= 0 else (-span, 0) if rising[1] <= 0 else None
         if not isinstance(node, Map):
             return None

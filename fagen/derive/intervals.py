@@ -133,10 +133,12 @@ class RangePlan:
     summaries: tuple[Summary, ...]
     needs_block_map: bool
 
-    @property
-    def limits(self) -> Mapping[Node, Extent]:
-        """What `bits` should know of the symbols in these formulas."""
-        limits: dict[Node, Extent] = {}
+    def limits(self, tables: Mapping[Node, Extent]) -> Mapping[Node, Extent]:
+        """What `bits` should know of the symbols in these formulas, where ``tables`` hold so much."""
+        limits = dict(tables)
+        for summary in self.summaries:
+            if summary.node.kind == "int":
+                limits[summary.symbol] = Extents(limits).of(summary.node)
         for let in self.lets:
             limits[let.symbol] = Extents(limits).of(let.value)
         return limits

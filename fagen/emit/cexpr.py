@@ -584,7 +584,7 @@ _AS_VALUE: Mapping[str, tuple[str, CType]] = {
     "fp16": ("to_float({})", "float"),
     "bf16": ("to_float({})", "float"),
     "int32": ("{}", "int32"),
-    "int64": ("int32({})", "int32"),
+    "int64": ("{}", "int64"),
     "bool": ("{}", "bool"),
 }
 """How a value in memory is turned into what is computed with, and its type then."""

@@ -139,7 +139,7 @@ def _preparation(function: str, group: Sequence[Prepared], plan: Plan, parameter
     tiles, axes = group[0].tiles, group[0].axes
     tiled = [axis for axis, _ in tiles]
     grid_axes = tuple(axis for axis in axes if axis not in tiled)
-    around = Surroundings(plan, parameters, grid_axes, {}, flat=True)
+    around = Surroundings(plan, parameters, grid_axes, plan.problem.limits, flat=True)
     leaves: dict[Node, Code] = {Index(axis): around.codes.leaf(axis, "int32", ELEMENT) for axis in tiled}
     lower = around.lowering(leaves)
     values, targets = [], []

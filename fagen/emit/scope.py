@@ -136,9 +136,9 @@ class Scope(Surroundings):
     """The surroundings of one kernel of a plan."""
 
     def __init__(self, plan: Plan, kernel: KernelPlan, parameters: Parameters, flat: bool = False) -> None:
-        limits: dict[Node, Extent] = {}
+        limits = plan.problem.limits
         for ranges in kernel.ranges:
-            limits.update(ranges.limits if ranges is not None else {})
+            limits.update(ranges.limits(limits) if ranges is not None else {})
         super().__init__(plan, parameters, (*kernel.grid_axes, *kernel.stage.outer), limits, flat)
         self.kernel = kernel
 

@@ -102,8 +102,7 @@ def capture(tensor: Any, axes: str, sorted: bool = False, *, name: str = "captur
 
     ``axes`` names its dimensions in order, such as ``"b q"``. An index symbol of one of them is implied; any
     other position is reached by indexing: ``doc[fg.b, fg.kv]``. ``sorted`` promises that values do not fall
-    along the last axis, which lets equal values be found by binary search. Whole numbers are read as 32 bits,
-    the lower ones of int64. ``name`` is for comments.
+    along the last axis, which lets equal values be found by binary search. ``name`` is for comments.
     """
     layout = parse_layout(axes)
     if not is_tensor(tensor):

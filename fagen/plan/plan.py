@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from fagen.derive.extent import WORD, Extent
 from fagen.derive.intervals import RangePlan
 from fagen.derive.streaming import Fusion
 from fagen.derive.walk import Note, Stage
@@ -58,6 +59,14 @@ class Problem:
     """How each output is stored; empty: fp32 for row statistics, else as the first tensor with features."""
     deterministic: bool = False
     """Whether every sum is made in a fixed order, so that results are the same bits in every run."""
+
+    @property
+    def limits(self) -> dict[Node, Extent]:
+        """What `bits` should know of tables: that those stored in 32 bits hold no more."""
+        tensors = [argument for argument in self.graph.arguments if isinstance(argument, Input)]
+        return {
+            tensor: WORD for tensor, storage in zip(tensors, self.inputs, strict=True) if storage == "int32"
+        }
 
     def read_as(self, aligned: tuple[bool, ...]) -> Problem:
         """The problem for tensors of which at most these are ``aligned``; simt looks for itself."""

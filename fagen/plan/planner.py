@@ -111,7 +111,7 @@ def _ranked_plans(
                 if other.tiles != own.tiles
             ]
             rejected += [Rejected(prefix + r.candidate, r.reason) for r in choice.misfits]
-        prepared = prepare(kernels)
+        prepared = prepare(kernels, problem.limits)
         yield Plan(
             problem=problem,
             family=problem.family or _first([kernel.family for kernel in kernels], families),

@@ -7,24 +7,29 @@ evaluation a pair of positions, one byte a pair of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from fagen.derive.intervals import RangePlan, bits
+from fagen.derive.extent import Extent, bits
+from fagen.derive.intervals import RangePlan
 from fagen.ir.graph import Axis, Node
 from fagen.plan.plan import KernelPlan, Prepared, Storage
 
 Tiles: TypeAlias = tuple[tuple[Axis, int], ...]
 
 
-def prepare(kernels: Sequence[KernelPlan]) -> tuple[Prepared, ...]:
-    """What the loops of ``kernels`` read, each thing once, in the order in which it is first needed."""
+def prepare(kernels: Sequence[KernelPlan], limits: Mapping[Node, Extent]) -> tuple[Prepared, ...]:
+    """What the loops of ``kernels`` read, each thing once, in the order in which it is first needed.
+
+    ``limits`` says what is known of tables (`Problem.limits`).
+    """
     found: dict[tuple[str, Node, Tiles], Prepared] = {}
     for kernel in kernels:
         for ranges in kernel.ranges:
             for op, node, tiles in _wanted(kernel, ranges) if ranges is not None else ():
                 name = f"{op}{sum(known.op == op for known in found.values())}"
-                found.setdefault((op, node, tiles), Prepared(name, op, node, tiles, _storage(op, node)))
+                storage = _storage(op, node, limits)
+                found.setdefault((op, node, tiles), Prepared(name, op, node, tiles, storage))
     return tuple(found.values())
 
 
@@ -46,9 +51,9 @@ def mapped(kernel: KernelPlan, ranges: RangePlan) -> bool:
     return ranges.needs_block_map and kernel.tile_axis is not None
 
 
-def _storage(op: str, node: Node) -> Storage:
+def _storage(op: str, node: Node, limits: Mapping[Node, Extent]) -> Storage:
     if op == "map":
         return "uint8"
     if node.kind == "int":
-        return "int64" if bits(node) == 64 else "int32"
+        return "int64" if bits(node, limits) == 64 else "int32"
     return "bool" if node.kind == "bool" else "fp32"
