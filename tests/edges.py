@@ -71,6 +71,32 @@ def attend(given: Sequence[Tensor], **parts: Any) -> Any:
     return outputs
 
 
+# ------------------------------------------------------------------------------- numbers, sums over positions
+
+
+def _with_a_number(q: Q, k: K, v: V, x: fg.Tensor[""]) -> Any:  # type: ignore[valid-type]
+    return fg.dot(fg.sigmoid(fg.dot(q, k, over="d") * x), v, over="kv"), fg.exp(x)
+
+
+def _linear(q: Q, k: K, v: V) -> Any:  # type: ignore[valid-type]
+    return fg.dot(q, fg.dot(k, v, over="kv"), over="d")
+
+
+def _of_all_pairs(q: Q, k: K, v: V) -> Any:  # type: ignore[valid-type]
+    s = fg.dot(q, k, over="d")
+    weights = fg.exp(s - fg.max(fg.max(s, over="kv"), over="q"))
+    return fg.dot(weights, v, over="kv") / fg.sum(fg.sum(weights, over="kv"), over="q")
+
+
+@pytest.mark.parametrize("function", [_with_a_number, _linear, _of_all_pairs])
+def test_a_number_is_a_result_and_sums_over_positions_stand_in_one(device: str, function: Any) -> None:
+    given = tensors(device, q_len=40, kv_len=50)
+    if function is _with_a_number:
+        given += (torch.tensor(0.5, device=device),)  # type: ignore[assignment]
+    program = fg.program(function)
+    require(program(*given), program.trace(), given)
+
+
 # ---------------------------------------------------------------------------------------- 64-bit integers
 
 FAR = 2**40 + 3  # the lower 32 bits of a multiple of 2**32 added to it are the same

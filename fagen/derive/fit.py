@@ -21,6 +21,8 @@ def unfit(roots: list[Node], axis: Axis) -> tuple[list[Node], str] | None:
     fits = [r for r in inners if r.over not in results and _is_product(r, axis)]
     pairs = {a for r in fits for a in r.axes}
     for product in fits:
+        if product.over in OPEN_AXES:
+            return [product], f"the sum over {product.over} is as long as each call says"
         if not _has_pairs(product, axis) and not pairs <= set(product.axes):
             return [product], f"it is the same in every row of the walk along {axis}"
     for inner in inners:

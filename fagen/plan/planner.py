@@ -15,7 +15,7 @@ from fagen.derive.streaming import derive
 from fagen.derive.walk import Derivation, Note, Stage, Walk
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Node, Symbol
+from fagen.ir.graph import KEY_AXIS, Axis, Node, Symbol
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives
@@ -135,7 +135,7 @@ def _smaller(
     """What is left for a compiler behind ``last``, a plan of ``tried``: more kernels that each compute less,
     in the end every result alone."""
     derivation = derive(problem.graph, problem.fusion)
-    several = any(len(_by_result(_walked(stage, problem))) > 1 for stage in derivation.stages)
+    several = any(len(_by_result(_walked(stage))) > 1 for stage in derivation.stages)
     for alone in [False] * (tried != derivation) + [True] * several:
         try:
             parts, _ = _planned(derivation, problem, arch, lengths, families, alone)
@@ -179,7 +179,7 @@ def _planned(
     alone: bool = False,
 ) -> tuple[_Parts, float]:
     """How each stage of ``derivation`` runs, and the seconds that all take together."""
-    whole = [part for stage in derivation.stages for part in _independent(_walked(stage, problem))]
+    whole = [part for stage in derivation.stages for part in _independent(_walked(stage))]
     known = representative_lengths(problem, _axes(whole)) | dict(lengths)
     parts = [part for stage in whole for part in _choose_parts(stage, problem, arch, known, families, alone)]
     added = (partial for stage in whole for walk in stage.walks for partial in walk.partials)
@@ -399,15 +399,15 @@ def _adds_to(stage: Stage, name: str) -> bool:
     )
 
 
-def _walked(stage: Stage, problem: Problem) -> Stage:
-    """``stage``; where it only maps elements, as a walk along its last axis that stores them."""
+def _walked(stage: Stage) -> Stage:
+    """``stage``; where it only maps elements, as a walk along its last axis that stores them.
+
+    A single number is a row's result that no walk comes before.
+    """
     if stage.walk is not None:
         return stage
     if not stage.own:
-        raise PlanError(
-            f"{problem.graph.name} has a result without axes that nothing is summed for",
-            works="compute a single number outside the program",
-        )
+        return replace(stage, walk=KEY_AXIS)
     *own, walk = stage.own
     return replace(
         stage, own=tuple(own), walk=walk, walks=(Walk(ir.TRUE, (), (), stage.outputs),), outputs=()
