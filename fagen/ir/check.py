@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -159,7 +160,26 @@ def dropouts_are_numbered(graph: Graph) -> None:
             )
 
 
+MOST_DEPTH = 500
+"""Operations nested in one another; what works on a formula calls itself for each of them."""
+
+_FRAMES = 30  # of Python's stack that a level takes, in the backward direction, which nests deeper
+
+
+def formulas_are_shallow(graph: Graph) -> None:
+    """No output nests more than `MOST_DEPTH` operations; Python's stack is given room for those it has."""
+    for output in graph.outputs:
+        if output.node.depth > MOST_DEPTH:
+            raise UsageError(
+                f"the output {output.name} nests {output.node.depth:,} operations in one another",
+                call=graph.name,
+                works=f"{MOST_DEPTH:,} are worked on; a table may hold what takes more steps",
+            )
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), _FRAMES * output.node.depth))
+
+
 CHECKS: tuple[Callable[[Graph], None], ...] = (
+    formulas_are_shallow,
     positions_are_in_order,
     axes_are_declared,
     contractions_have_their_axis,

@@ -75,6 +75,8 @@ class Node(metaclass=_Interning):
     """Axes that some value below is a maximum over."""
     size: int = field(init=False)
     """Nodes below, counted as a tree."""
+    depth: int = field(init=False)
+    """Operations nested in one another, this one included."""
     digest: bytes = field(init=False)
     """Structure without the user's names; equal across processes."""
     order: tuple[int, int, bytes] = field(init=False)
@@ -88,6 +90,7 @@ class Node(metaclass=_Interning):
         put(self, "summed", frozenset[Axis]().union(*(a.summed for a in args)))
         put(self, "maxima", frozenset[Axis]().union(*(a.maxima for a in args)))
         put(self, "size", 1 + sum(a.size for a in args))
+        put(self, "depth", 1 + max((a.depth for a in args), default=0))
         digest = hashlib.blake2b(repr((type(self).__name__, *identity)).encode(), digest_size=12)
         for arg in args:
             digest.update(arg.digest)

@@ -62,10 +62,20 @@ def length_name(axis: Axis) -> str:
 
 
 def show(node: Node, names: _Names | None = None) -> str:
-    """``node`` as a formula, with ``names`` in the place of the nodes they stand for."""
-    if node.size > MOST_NODES and not names:
-        return f"<{type(node).__name__} of {node.size} nodes>"
+    """``node`` as a formula, ``names`` in the place of the nodes they stand for, dots where it is long."""
+    if node.size > MOST_NODES:
+        if not names:
+            return f"<{type(node).__name__} of {node.size} nodes>"
+        names = {**_long(node, names), **names}
     return _text(node, names or {})[0]
+
+
+def _long(root: Node, names: _Names) -> dict[Node, str]:
+    """Dots for what below ``root`` is too long to be written out."""
+    sizes: dict[Node, int] = {}
+    for node in walk([root]):
+        sizes[node] = 1 if node in names else 1 + sum(sizes[arg] for arg in node.args)
+    return {node: "..." for node, size in sizes.items() if size > MOST_NODES and node is not root}
 
 
 def show_definition(node: Node, name: str, names: _Names | None = None) -> str:

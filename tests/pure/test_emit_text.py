@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import fagen as fg
 from fagen.emit.params import Field, pack, struct_format
 from fagen.emit.program import Emitted, emit
 from fagen.emit.render import TemplateError, laid_out, render
+from fagen.errors import UsageError
 from fagen.ir.graph import Graph, Input
 from fagen.lang.attention import attention
 from fagen.paths import templates_dir
@@ -261,3 +263,28 @@ def test_layout() -> None:
     lines = laid_out(long).split("\n")
     assert len(lines) == 4
     assert all(len(line) <= 110 and not re.search(r"\(\w+ \|\|$", line) for line in lines)
+
+
+# ----------------------------------------------------------------------------------------- deep formulas
+
+
+def _nested(rounds: int, direction: str = "forward") -> fg.Kernel:
+    def score(s: fg.Expr) -> fg.Expr:
+        for i in range(rounds):
+            s = fg.where(s > i, fg.tanh(s) + i, s * 0.5) if i < 12 else fg.tanh(s) + i
+        return s
+
+    return fg.compile(score=score, head_dim=16, dtype="fp32", direction=direction)
+
+
+@pytest.mark.parametrize(("rounds", "direction"), [(140, "forward"), (30, "backward")])
+def test_deep_formulas_are_emitted_and_long_ones_cut_in_comments(rounds: int, direction: str) -> None:
+    with ThreadPoolExecutor(1) as pool:  # whose stack is smaller
+        text = pool.submit(lambda: _nested(rounds, direction).source).result()
+    assert text.count("tanhf(") >= rounds
+    assert len(text) < 60_000
+
+
+def test_a_formula_that_is_too_deep_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"attention: the output out nests 6\d\d operations in one another"):
+        _nested(300)
