@@ -97,6 +97,16 @@ def test_a_number_is_a_result_and_sums_over_positions_stand_in_one(device: str, 
     require(program(*given), program.trace(), given)
 
 
+def test_weights_times_a_large_number_are_summed_before_it(device: str) -> None:
+    def far(q: Q, k: K, v: V) -> Any:  # type: ignore[valid-type]
+        return fg.dot(1e37 * fg.softmax(fg.dot(q, k, over="d"), over="kv"), v, over="kv")
+
+    q, k, v = tensors(device, q_len=5, kv_len=90)  # 90e37 is more than fp32 holds
+    given = (0 * q, k, v * 0 + 1)
+    program = fg.program(far)
+    require(program(*given), program.trace(), given)
+
+
 # ---------------------------------------------------------------------------------------- 64-bit integers
 
 FAR = 2**40 + 3  # the lower 32 bits of a multiple of 2**32 added to it are the same

@@ -96,9 +96,7 @@ def calls(device: str, arch: str) -> dict[str, Callable[[], object]]:
 
 _LOAD_SCRIPT = """
 import time
-from fagen.api import Program, attention, compile, program
-from fagen.lang import expr, masks, ops
-from fagen.lang.types import Tensor
+import fagen as fg
 import fagen.calls.entry
 import torch
 q, k, v = (torch.zeros(1, 1, 16, 64, device="cuda").half() for _ in range(3))

@@ -5,6 +5,7 @@ Each step is an identity of real numbers that holds where a factor is 0 and wher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -20,6 +21,10 @@ _EXPONENTIALS = ("exp", "exp2")
 _LOGARITHMS = {"log": "exp", "log2": "exp2"}
 _BOUNDED = ("tanh", "tanh_fast", "erf", "sin", "cos")
 _INVERSES = {"exp": "log", "exp2": "log2"}
+
+
+_LARGE = 2.0**40
+"""A sum of terms times such a number may leave fp32 where the sum, divided, times it does not."""
 
 
 def nearest(roots: Iterable[Node], through: Axis | None = None) -> list[Reduction]:
@@ -109,6 +114,8 @@ class Separator:
         return known
 
     def _separate(self, x: Node) -> Separated:
+        if isinstance(x, Const) and _LARGE <= abs(x.value) < math.inf:
+            return Separated(x, ONE)
         if self.free(x):
             return Separated(ONE, x)
         if self._walk not in x.axes:
