@@ -1,4 +1,4 @@
-"""A stage without tiles, as `schedule/rowwise` writes it: a warp for each row, its lanes along the row.
+"""A stage without tiles, as `schedule/rowwise` writes it: lanes of a warp for each row, along the row.
 
 A map stores elements; a reduction keeps a state in each lane, brought up to date element by element, and the
 lanes join theirs at the end of the row. Where a state uses a running one, joining rescales it once more.
@@ -21,9 +21,11 @@ from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import StoreText
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, Index, Input, Load, Node, Output, Random, Scatter
+from fagen.plan.plan import STORAGE_BYTES
+from fagen.plan.tiling import WARP
 
-LANES = 32
-"""Lanes of a row."""
+VECTOR_BYTES = 16
+"""What one access reads or writes, at most."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,11 @@ class Rowwise(Flat):
 
     functions = False
     """All of it is one function."""
+
+    @property
+    def shares_warps(self) -> bool:
+        """Whether rows past the end have lanes in a warp that joins what its lanes have."""
+        return self.scope.kernel.columns < WARP and any(walk.states for walk in self.walks)
 
     @property
     def text(self) -> str:
@@ -215,8 +222,7 @@ class _Builder:
         """How many neighbours a lane takes at once: of all tensors they are known to be one access."""
         problem, axis = self.scope.plan.problem, self.walk_axis
         size = dict(problem.sizes).get(axis, 1)
-        width = next((n for n in (4, 2) if size % (n * LANES) == 0), 1)
-        if width == 1 or walk.guard is not TRUE or problem.family == "simt":
+        if walk.guard is not TRUE or problem.family == "simt":
             return 1
         values = [term_of(state)[0] for state in walk.states]
         nodes = ir.walk([*values, *(out.node for out in walk.stores)])
@@ -229,7 +235,11 @@ class _Builder:
         )
         found = any(isinstance(node, Load | Random | Scatter) and axis in node.axes for node in nodes)
         stored = all(self.scope.written(out).layout[-1] == axis for out in walk.stores)
-        return width if tables and aligned and stored and not found else 1
+        if not tables or not aligned or not stored or found:
+            return 1
+        tensors = [*map(self.scope.parameters.tensor, tables), *map(self.scope.written, walk.stores)]
+        most = min(VECTOR_BYTES // STORAGE_BYTES[tensor.storage] for tensor in tensors)
+        return next(width for width in (8, 4, 2, 1) if width <= most and size % width == 0)
 
     def vectors(self, walk: Walk, width: int) -> dict[Node, tuple[VectorText, str]]:
         """What is read of each tensor at once, and how a number of it reads."""

@@ -34,8 +34,8 @@ _RESERVED = frozenset(
         "union", "unsigned", "using", "virtual", "void", "volatile", "while", "and", "or", "not", "xor",
         "p", "r", "c", "f", "e", "i", "s", "v", "full", "block", "row", "rows", "row0", "lane",
         "column", "columns", "rest", "tiles", "begin", "end", "start", "four", "weight", "weights",
-        "operand", "own", "walk", "sums", "any", "all", "some", "whole", "holds", "seed", "words", "term",
-        "terms",
+        "operand", "own", "walk", "inside", "first", "sums", "any", "all", "some", "whole", "holds", "seed",
+        "words", "term", "terms",
     )
 )
 # fmt: on

@@ -20,6 +20,7 @@ from fagen.plan.space import (
     FRAGMENT,
     VECTOR,
     Tiles,
+    ceil_div,
     planned_blocks,
     registers,
     registers_limit,
@@ -33,6 +34,8 @@ MORE_REGISTERS = 8
 """What the next candidate has more of them, at least, where a compiler found too few."""
 ROOMIER_REGISTERS = 32
 """What a thread has more of them, at least, where fewer blocks share a multiprocessor."""
+WARP = 32
+"""Threads of a warp."""
 GROUP_AXIS: Axis = "g"
 LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
@@ -157,12 +160,25 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
     elif family == "sm80":
         yield from _fragments(counts)
     elif counts.schedule == "rowwise":
-        for rows, share in pairs((8, 4) if counts.tile_axis else (1,), (4, 8)):
-            yield Tiles("registers", rows, 32 * share, 0, 0, rows, 32)
+        yield from _rows(counts, problem)
     elif counts.schedule == "product":
         yield from _products(counts, problem)
     else:
         yield from _loops(counts)
+
+
+def _rows(counts: Profile, problem: Problem) -> Iterator[Tiles]:
+    """A warp for each row; of short rows several in one, so that each of its threads reads 16 bytes."""
+    size = dict(problem.sizes).get(counts.walk_axis) if counts.walk_axis else None
+    if counts.tile_axis is None or size is None or problem.family == "simt":
+        for rows, share in pairs((8, 4) if counts.tile_axis else (1,), (4, 8)):
+            yield Tiles("registers", rows, WARP * share, 0, 0, rows, WARP)
+        return
+    along = [a for step in counts.passes for a in (*step.reads, *step.writes) if counts.walk_axis in a.axes]
+    share = 16 // max((access.bytes for access in along), default=4)
+    lanes = min(1 << (ceil_div(size, share) - 1).bit_length(), WARP)  # idle ones are of no weight
+    for threads in (256, 128):
+        yield Tiles("registers", threads // lanes, lanes * share, 0, 0, threads // lanes, lanes)
 
 
 def _products(counts: Profile, problem: Problem) -> Iterator[Tiles]:

@@ -72,8 +72,8 @@ struct Params {
 // acc = sum_dv dO * O
 // t0 = acc
 extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -85,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   const bf16* O_at = p.O + b * p.O_b + h * p.O_h;
   fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   const bf16* dO_at_0 = dO_at + q * p.dO_q;
   const bf16* O_at_0 = O_at + q * p.O_q;
