@@ -450,13 +450,19 @@ class LoopBuilder:
             or any(term_of(s)[1] for s in walk.states)
         ):
             return None
-        for value in (state.value for state in walk.states if state.op == "max"):
-            rests = [ir.substitute(state.value, {value: MINUS_INF}) for state in walk.states]
-            neutral = [MINUS_INF if state.op == "max" else ZERO for state in walk.states]
-            alone = not any(self.is_read(node) for rest in rests for node in ir.walk([rest]))
-            if alone and [limits(rest) for rest in rests] == neutral:
-                return value
-        return None
+        values = [state.value for state in walk.states if state.op == "max"]
+        return next((value for value in self.maskable(walk, values) if self.is_neutral(walk, value)), None)
+
+    def maskable(self, walk: Walk, maxima: Sequence[Node]) -> Sequence[Node]:
+        """Values that may stand as -inf, the best first: those of ``maxima``."""
+        return maxima
+
+    def is_neutral(self, walk: Walk, value: Node) -> bool:
+        """Whether nothing is added to any state where ``value`` is -inf."""
+        rests = [ir.substitute(state.value, {value: MINUS_INF}) for state in walk.states]
+        neutral = [MINUS_INF if state.op == "max" else ZERO for state in walk.states]
+        alone = not any(self.is_read(node) for rest in rests for node in ir.walk([rest]))
+        return alone and [limits(rest) for rest in rests] == neutral
 
     @staticmethod
     def masked_text(value: Node | None, lower: Lowering, split: Split) -> str | None:

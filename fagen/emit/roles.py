@@ -7,23 +7,28 @@ how a maximum may lag behind, and how results leave.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from fagen.derive.extent import LENGTH
 from fagen.derive.invariance import free_references
 from fagen.derive.running import old
 from fagen.derive.unscale import common_factor
-from fagen.derive.walk import State
-from fagen.emit.code import PRODUCT
+from fagen.derive.walk import State, Walk
+from fagen.emit.cexpr import Lowering
+from fagen.emit.code import ELEMENT, PRODUCT, Code
 from fagen.emit.forward import LoopBuilder
 from fagen.emit.params import Tensor
+from fagen.emit.rising import falls, first_column, rising
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import ForwardLoop, ProductText, StateText, TileText, WalkText
 from fagen.ir import graph as ir
 from fagen.ir.graph import ONE, Axis, Input, Map, Node
 from fagen.plan.plan import STORAGE_BYTES, Roles
-from fagen.plan.warpgroups import DEPTH, GROUP_ROWS, REGISTERS, WORKS, padded, panel_columns
+from fagen.plan.space import CHUNK
+from fagen.plan.warpgroups import GROUP_ROWS, REGISTERS, SEEKING_REGISTERS, WORKS, padded, panel_columns
 
 _PLACES = {
     "works": "WORKS_AT",
@@ -142,6 +147,11 @@ class ForwardRoles(ForwardLoop):
         cheap = not any(re.search(r"partition_point|\[", text) for text in texts)
         return cheap and self.row_axis is not None and bool(walk.loop.ranges or walk.loop.full)
 
+    def reads_to_test(self, walk: WalkText) -> bool:
+        """Whether columns are read for the test of a tile's elements alone."""
+        text = "".join(self.text_of(phase, walk, first=False) for phase in walk.phases)
+        return walk.apart and walk.mode == "both" and not walk.stores and not self.says("column", text)
+
     def dead(self, walk: WalkText) -> str:
         """Whether no element of a tile counts, by the bounds of the walk."""
         if not walk.loop.ranges:
@@ -226,9 +236,33 @@ class ForwardRoles(ForwardLoop):
         """Whether a walk may pass over tiles between those it visits."""
         return bool(walk.loop.skip) or len(walk.loop.ranges) > 1
 
-    def before(self, walk: WalkText) -> str:
-        """The tile before this one of a walk that visits all of them; -1 if there is none."""
+    def seeks(self, walk: WalkText) -> bool:
+        """Whether what is known of each tile decides that: a warp looks at many tiles at once."""
+        return bool(walk.loop.skip) and len(walk.loop.ranges) < 2
+
+    @property
+    def by_warp(self) -> bool:
+        """Whether a warp, not one thread of it, says which tiles there are."""
+        return any(map(self.seeks, self.walks))
+
+    def upward(self, walk: WalkText) -> bool:
+        """Whether the first tile comes first: where values fall along the walk, maxima change least then."""
+        if self.searches(walk):
+            return False
+        states = self.scope.kernel.stage.walks[self.walks.index(walk)].states
+        return any(state.op == "max" and falls(state.value, self.walk_axis) for state in states)
+
+    def first_visited(self, walk: WalkText) -> str:
+        """The tile that comes first in a walk that visits all of them."""
+        return (
+            self.loop_first(walk) if self.upward(walk) else f"maximum({self.behind(walk)} - {self.walk}, 0)"
+        )
+
+    def following(self, walk: WalkText) -> str:
+        """The tile that comes after this one in a walk that visits all of them; -1 if there is none."""
         start, first = walk.loop.start, self.loop_first(walk)
+        if self.upward(walk):
+            return f"{start} + {self.walk} < {self.loop_end(walk)} ? {start} + {self.walk} : -1"
         if first == "0":
             return f"maximum({start} - {self.walk}, -1)"
         return f"{start} - {self.walk} >= {first} ? {start} - {self.walk} : -1"
@@ -242,7 +276,7 @@ class ForwardRoles(ForwardLoop):
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
-        return REGISTERS[self.roles.consumers]
+        return (SEEKING_REGISTERS if self.by_warp else REGISTERS)[self.roles.consumers]
 
 
 def forward_roles(scope: Scope) -> ForwardRoles:
@@ -293,6 +327,22 @@ class _Builder(LoopBuilder):
         )
         self.tiles[key] = made
         return made
+
+    def maskable(self, walk: Walk, maxima: Sequence[Node]) -> Sequence[Node]:
+        """Products before what is made of them: tiles of which all elements count then need no other text."""
+        return [*(product.symbol for product in walk.products), *maxima] if maxima else []
+
+    def lowering(self, leaves: dict[Node, Code], alone: bool = False) -> Lowering:
+        """As there, but that numbers which rise steadily along a tile are not computed for each element."""
+        if alone:
+            return super().lowering(leaves, alone)
+        codes = self.scope.codes
+        name = f"{axis_name(self.walk_axis)}_first"
+        first = first_column(self.walk_axis, name)
+        self.scope.expressions.limits[first] = (0, LENGTH - 1)
+        values = [state.value for walk in self.stage.walks for state in walk.states]
+        lower = super().lowering({**leaves, first: codes.leaf(name, "int32", ELEMENT)})
+        return super().lowering({**leaves, **rising(values, self.walk_axis, first, lower, codes)})
 
     def slack(self, state: State) -> str | None:
         """The factor of a free maximum in the exponents that are measured from it."""
@@ -405,7 +455,7 @@ class _Builder(LoopBuilder):
         tensor, axis = outputs.stores[0].tensor, outputs.axis
         assert axis is not None
         size = self._size(axis)
-        if STORAGE_BYTES[tensor.storage] != 2 or tensor.layout[-1] != axis or size % DEPTH:
+        if STORAGE_BYTES[tensor.storage] != 2 or tensor.layout[-1] != axis or size % CHUNK:
             return None
         if self.row_axis not in tensor.layout or len(tensor.layout) > 4:
             return None

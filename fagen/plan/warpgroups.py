@@ -25,6 +25,9 @@ DEPTH = 16
 REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 """Registers of a thread of the producer and of the consumers, by the number of consumers."""
 
+SEEKING_REGISTERS = REGISTERS | {2: (40, 232)}
+"""The same where all of the producer's warp looks for tiles."""
+
 MOST_EXPONENT: Mapping[Storage, float] = {"bf16": 40.0, "fp16": 10.0}
 """How far from 0 exponents may lie so that weights of a type and their sums in fp32 stay as precise."""
 

@@ -202,9 +202,7 @@ __device__ __forceinline__ void produce(const Params& p) {
     announce(p, row_at.count, number);
     const Block block = block_at(p, row_at.count, 0);
     const auto load_rows = [&](int group) {
-      const RowPipe row_pipe = buffer<RowPipe>(ROW_PIPE_AT, group);
-      row_pipe.wait_free(row_at);
-      const Barrier filled = row_pipe.fill(row_at, QTile::BYTES);
+      const Barrier filled = buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, QTile::BYTES);
       load_tile(buffer<QTile>(Q_AT, row_at.stage() * CONSUMERS + group), p.Q_map, filled,
           block.q_start + 64 * group, block.h, block.b);
     };
@@ -212,7 +210,7 @@ __device__ __forceinline__ void produce(const Params& p) {
     // Tiles that may have an element with  kv <= q + kv_len - q_len
     const int kv_end = minimum(block.q_last + p.kv_len - p.q_len + 1, p.kv_len);
     int kv_start = maximum((kv_end + BLOCK_KV - 1) / BLOCK_KV * BLOCK_KV - BLOCK_KV, 0);
-    bool begins = true;
+    const int begins_at = kv_start;
     while (kv_start >= 0) {
       const int next = maximum(kv_start - BLOCK_KV, -1);
       const auto kind_of = [&](Block block, int group) {
@@ -231,25 +229,20 @@ __device__ __forceinline__ void produce(const Params& p) {
         store_vector(visits, 2 * column_at.stage(), Vec<int32, 2>{kv_start, kinds | (next < 0) << 16});
         const Barrier filled = column_pipe.fill(column_at, KTile::BYTES);
         load_tile(buffer<KTile>(K_AT, column_at.stage()), p.K_map, filled, kv_start, block.hk, block.b);
-        column_at.next();
       }
+      column_at.next();
       if (next < 0) number = gridDim.x + fetch_cyclic(p.counter, count);
-      for (int group = 1; begins && group < CONSUMERS; ++group) load_rows(group);
-      begins = false;
+      for (int group = 1; kv_start == begins_at && group < CONSUMERS; ++group) load_rows(group);
       {
-        sum_pipe.wait_free(sum_at);
-        const Barrier filled = sum_pipe.fill(sum_at, VTile::BYTES);
+        const Barrier filled = sum_pipe.refill(sum_at, VTile::BYTES);
         load_tile(buffer<VTile>(V_AT, sum_at.stage()), p.V_map, filled, kv_start, block.hk, block.b);
-        sum_at.next();
       }
+      sum_at.next();
       kv_start = next;
     }
   }
   announced(row_at.count)[0] = -1;  // there is no more
-  for (int group = 0; group < CONSUMERS; ++group) {
-    buffer<RowPipe>(ROW_PIPE_AT, group).wait_free(row_at);
-    buffer<RowPipe>(ROW_PIPE_AT, group).fill(row_at, 0);
-  }
+  for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, 0);
 }
 
 __device__ __forceinline__ void consume(const Params& p, int group) {
@@ -276,13 +269,8 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     last = visit[1] >> 16;
   };
   const auto free_columns = [&] {
-    column_pipe.free_by_warp(column_at);
-    column_at.next();
+    column_pipe.pass(column_at);
     if (leader && last) rows_in.free(row_at);
-  };
-  const auto free_sums = [&] {
-    sum_pipe.free_by_warp(sum_at);
-    sum_at.next();
   };
   const auto start_work = [&] {
     rows_in.wait(row_at);
@@ -331,12 +319,12 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     update(rows, s, weights, acc_rescale);
     if constexpr (!alone.value) {
       wgmma_wait<0>(acc, rounded_weights);
-      free_sums();
+      sum_pipe.pass(sum_at);
     }
     if constexpr (begins.value) {
       while (sum_at.count + 1 < column_at.count) {
         sum_pipe.wait(sum_at);
-        free_sums();
+        sum_pipe.pass(sum_at);
       }
       if constexpr (!alone.value) store_results();
       UNROLL for (int r = 0; r < ROWS; ++r) {

@@ -13,9 +13,10 @@
 //   pipe.init(readers)                   by one thread; so many threads or warps free a buffer
 //   pipe.wait_free(at)                   by the thread that fills: until the buffer is free
 //   pipe.fill(at, bytes)                 by it, then: announces the bytes and gives the barrier on which copies report
+//   pipe.refill(at, bytes)               both
 //   pipe.wait(at)                        until the buffer is filled
 //   pipe.free(at)                        by one thread, once all it stands for have waited and read
-//   pipe.free_by_warp(at)                by all of a warp: its threads have waited and read
+//   pipe.pass(at)                        by all of a warp, whose threads have waited and read: frees, on to the next
 #pragma once
 
 #include "shared.cuh"
@@ -101,8 +102,14 @@ struct Pipe {
   __device__ __forceinline__ void wait(Ring<STAGES> at) const { ::wait(filled(at.stage()), at.parity()); }
   __device__ __forceinline__ void free(Ring<STAGES> at) const { arrive(freed(at.stage())); }
 
-  __device__ __forceinline__ void free_by_warp(Ring<STAGES> at) const {
+  __device__ __forceinline__ Barrier refill(Ring<STAGES> at, uint32 bytes) const {
+    wait_free(at);
+    return fill(at, bytes);
+  }
+
+  __device__ __forceinline__ void pass(Ring<STAGES>& at) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) free(at);
+    at.next();
   }
 };

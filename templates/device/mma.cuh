@@ -12,7 +12,8 @@
 //   load_right(tile, row, column)             as right operand: rows are summed
 //   load_right_transposed(tile, row, column)  their transpose as right operand: columns are summed
 //   left_from<T>(upper, lower, i)             upper[i .. i + 3], lower[i .. i + 3], rounded, as left operand;
-//                                             as fp32 (TF32: eleven bits, any exponent) to be multiplied by fp16
+//                                             as fp32 (TF32: eleven bits, any exponent) to be multiplied by fp16;
+//                                             past the end of an array of 16-bit values are zeros
 //   store_pair(tile, row, column, low, high)  two elements from an even column on, rounded, one access
 //   multiply_add(upper, lower, i, l, r)       adds the product to upper[i .. i + 3] and lower[i .. i + 3]
 //
@@ -135,8 +136,9 @@ __device__ __forceinline__ Left<T> left_from(const float (&upper)[N], const floa
         to.word[2 * (j + k) + 1] = to_tf32(lower[i + j + k]);
       }
     } else {
-      to.word[j] = pack<T>(upper[i + j], upper[i + j + 1]);
-      to.word[j + 1] = pack<T>(lower[i + j], lower[i + j + 1]);
+      const bool there = N % 4 == 0 || i + j < N;
+      to.word[j] = there ? pack<T>(upper[i + j], upper[i + j + 1]) : 0;
+      to.word[j + 1] = there ? pack<T>(lower[i + j], lower[i + j + 1]) : 0;
     }
   }
   return to;

@@ -4,6 +4,7 @@
 //   __shfl_sync __shfl_xor_sync __shfl_down_sync __ballot_sync __any_sync   as in CUDA; order no memory
 //   __popc(bits)                                                  as in CUDA
 //   FULL_WARP                                                     the mask of all 32 lanes
+//   lowest_lane(holds)                  the lowest lane in which that is so, 32 if there is none; all lanes must call
 //   lane_sum<LANES>(x) lane_max<LANES>(x) lane_min<LANES>(x)
 //       over each group of LANES neighbouring lanes (a power of two up to 32); every lane gets the result.
 //       All 32 lanes must call. x is float, int32 or int64; max and min give NaN if any x is.
@@ -38,4 +39,9 @@ __device__ __forceinline__ T lane_min(T x) {
     x = minimum(x, __shfl_xor_sync(FULL_WARP, x, step));
   }
   return x;
+}
+
+__device__ __forceinline__ int lowest_lane(bool holds) {
+  const uint32 lanes = __ballot_sync(FULL_WARP, holds);
+  return lanes == 0 ? 32 : __ffs(lanes) - 1;
 }

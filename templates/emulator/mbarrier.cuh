@@ -71,8 +71,13 @@ struct Pipe {
     ::wait(filled(at.stage()), at.parity(), line);
   }
   void free(Ring<STAGES> at, int line = __builtin_LINE()) const { arrive(freed(at.stage()), line); }
-  void free_by_warp(Ring<STAGES> at, int line = __builtin_LINE()) const {
+  Barrier refill(Ring<STAGES> at, uint32 bytes, int line = __builtin_LINE()) const {
+    wait_free(at, line);
+    return fill(at, bytes, line);
+  }
+  void pass(Ring<STAGES>& at, int line = __builtin_LINE()) const {
     __syncwarp(FULL_WARP, line);
     if (threadIdx.x % 32 == 0) free(at, line);
+    at.next();
   }
 };

@@ -136,8 +136,9 @@ inline Left<T> left_from(const float (&upper)[N], const float (&lower)[N], int i
         to.word[2 * (j + k) + 1] = to_tf32(lower[i + j + k]);
       }
     } else {
-      to.word[j] = pack<T>(upper[i + j], upper[i + j + 1]);
-      to.word[j + 1] = pack<T>(lower[i + j], lower[i + j + 1]);
+      const bool there = i + j < N;
+      to.word[j] = there ? pack<T>(upper[i + j], upper[i + j + 1]) : 0;
+      to.word[j + 1] = there ? pack<T>(lower[i + j], lower[i + j + 1]) : 0;
     }
   }
   return to;

@@ -114,3 +114,8 @@ inline T lane_min(T x, int line = __builtin_LINE()) {
   }
   return x;
 }
+
+inline int lowest_lane(bool holds, int line = __builtin_LINE()) {
+  const uint32 lanes = __ballot_sync(FULL_WARP, holds, line);
+  return lanes == 0 ? 32 : __builtin_ctz(lanes);
+}
