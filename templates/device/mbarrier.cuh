@@ -8,7 +8,7 @@
 //   wait(barrier, parity)                until the phase of that parity has ended; the first has parity 0, and the one
 //                                        before it counts as ended. Whoever waits has to wait for every phase.
 //
-//   Ring<STAGES> at                      a position in buffers used in turn: at.stage(), at.parity(), at.next()
+//   Ring<STAGES> at                      a position in buffers used in turn: at.stage(), at.parity(), at.next(); at.before()
 //   Pipe<STAGES> pipe(address)           Pipe::BYTES of barriers for them: filled by copies, freed by their readers
 //   pipe.init(readers)                   by one thread; so many threads or warps free a buffer
 //   pipe.wait_free(at)                   by the thread that fills: until the buffer is free
@@ -70,6 +70,7 @@ struct Ring {
   __device__ __forceinline__ uint32 stage() const { return count % STAGES; }
   __device__ __forceinline__ uint32 parity() const { return count / STAGES % 2; }
   __device__ __forceinline__ void next() { ++count; }
+  __device__ __forceinline__ Ring before() const { return {count - 1}; }
 };
 
 template <int STAGES>

@@ -39,6 +39,7 @@ struct Ring {
   uint32 stage() const { return count % STAGES; }
   uint32 parity() const { return count / STAGES % 2; }
   void next() { ++count; }
+  Ring before() const { return {count - 1}; }
 };
 
 template <int STAGES>
