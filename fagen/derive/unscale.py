@@ -73,6 +73,18 @@ def differences(x: Node) -> Iterator[tuple[Node, Node, Node]]:
             yield common_factor(one, ir.neg(other))
 
 
+def gathered(x: Node) -> Node:
+    """``x`` with ``c a - c b`` as ``c (a - b)``, as it is read best."""
+    done: dict[Node, Node] = {}
+    for node in ir.walk([x]):
+        made = ir.rebuild(node, tuple(done[arg] for arg in node.args)) if node.args else node
+        if isinstance(made, Map) and made.op == "add":
+            found = (each for each in differences(made) if each[2] is not ir.ONE)
+            made = next((ir.mul(ir.sub(a, b), c) for a, b, c in found), made)
+        done[node] = made
+    return done[x]
+
+
 def _negative(x: Node) -> bool:
     """Whether ``x`` is written with a minus."""
     if not isinstance(x, Map) or x.op not in ("neg", "mul", "div"):

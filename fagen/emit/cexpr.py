@@ -67,8 +67,6 @@ _FUNCTIONS: Mapping[str, tuple[str, int]] = {
     "erf": ("erff", 16),
     "sqrt": ("sqrtf", 6),
     "rsqrt": ("rsqrtf", 4),
-    "sin": ("sinf", 16),
-    "cos": ("cosf", 16),
     "floor": ("floorf", 1),
     "finite": ("finite_or_zero", 2),
 }
@@ -511,6 +509,13 @@ class Lowering:
     def _tanh_fast(self, node: Map, x: Node) -> Code:
         name, cost = ("tanh_approx", 2) if self._shared.fast else ("tanhf", 16)
         return self._codes.call(name, (self._done[x],), "float", cost)
+
+    def _sin(self, node: Map, x: Node) -> Code:
+        """In 16-bit programs the hardware's, whole turns apart: what is exact for any angle is long."""
+        name, cost = (f"{node.op}_approx", 6) if self._shared.fast else (f"{node.op}f", 16)
+        return self._codes.call(name, (self._done[x],), "float", cost)
+
+    _cos = _sin
 
     def _to_float(self, node: Map, x: Node) -> Code:
         if x.kind == "bool":

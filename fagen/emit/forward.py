@@ -13,7 +13,7 @@ from functools import reduce
 from fagen.derive.magnitudes import FP16_MAX, Magnitudes
 from fagen.derive.running import old
 from fagen.derive.terms import conjuncts, term_of
-from fagen.derive.unscale import unscaled
+from fagen.derive.unscale import gathered, unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import FIRST_COLUMN, Lowering
@@ -492,13 +492,14 @@ class LoopBuilder:
     def equation(self, state: State) -> str:
         """How a state is updated by a tile."""
         shown, name, over = self.scope.shown, state.symbol.name, self.walk_axis
-        term = shown(state.value)
+        value = gathered(state.value)
+        term = shown(value)
         if state.operand is not None:
-            alone = isinstance(state.value, Map) and state.value.op == "add"
+            alone = isinstance(value, Map) and value.op == "add"
             term = f"{f'({term})' if alone else term} * {shown(state.operand)}"
         if state.op == "max":
             return f"{name} = max({name}, max_{over} {term})"
-        scaled = name if state.rescale is None else f"{name} * {shown(state.rescale)}"
+        scaled = name if state.rescale is None else f"{name} * {shown(gathered(state.rescale))}"
         return f"{name} = {scaled} + sum_{over} {term}"
 
     # ------------------------------------------------------------------------------------------------ outputs

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fagen.derive.equations import equations
+from fagen.derive.unscale import gathered, unscaled
 from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.scope import Scope, block_name
 from fagen.ir.graph import TRUE, Axis, Input, Map, Output, Symbol
 from fagen.ir.show import LENGTHS, join_heads, with_axes
 from fagen.plan.plan import Plan
+from fagen.plan.profile import LOOPS
 
 _AXES = {
     "b": "batch",
@@ -49,7 +51,8 @@ def _axes(plan: Plan) -> set[Axis]:
 
 def pseudocode(scope: Scope) -> list[str]:
     """A kernel's loops, and what is computed in them."""
-    kernel, stage = scope.kernel, scope.kernel.stage
+    kernel = scope.kernel
+    stage = unscaled(kernel.stage) if kernel.schedule in LOOPS else kernel.stage
     grid = join_heads(kernel.grid_axes)
     tile = [f"{block_name(kernel.tile_axis)} rows {kernel.tile_axis}"] if kernel.tile_axis is not None else []
     places = [*grid, *tile]
@@ -86,13 +89,14 @@ def added(scope: Scope, partial: Partial) -> str:
 def equation(scope: Scope, state: State) -> str:
     """How a state is updated by a tile."""
     name, over = state.symbol.name, scope.kernel.stage.walk
-    term = scope.shown(state.value)
+    value = gathered(state.value)
+    term = scope.shown(value)
     if state.operand is not None:
-        alone = isinstance(state.value, Map) and state.value.op == "add"
+        alone = isinstance(value, Map) and value.op == "add"
         term = f"{f'({term})' if alone else term} * {scope.shown(state.operand)}"
     if state.op == "max":
         return f"{name} = max({name}, max_{over} {term})"
-    scaled = name if state.rescale is None else f"{name} * {scope.shown(state.rescale)}"
+    scaled = name if state.rescale is None else f"{name} * {scope.shown(gathered(state.rescale))}"
     return f"{name} = {scaled} + sum_{over} {term}"
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as pairs
 
 from fagen.derive.walk import Stage
-from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Input, Map, Node
+from fagen.ir.graph import Axis, Input, Node
 from fagen.plan.plan import Problem, Roles, Storage
 
 GROUP_ROWS = 64
@@ -31,8 +30,6 @@ SEEKING_REGISTERS = REGISTERS | {2: (40, 232)}
 MOST_EXPONENT: Mapping[Storage, float] = {"bf16": 40.0, "fp16": 10.0}
 """How far from 0 exponents may lie so that weights of a type and their sums in fp32 stay as precise."""
 
-_LONG = ("sin", "cos")
-"""Functions whose text is long, and stands once for each element of a tile."""
 _COORDINATES = 2
 """Axes of a tensor map beside those of a tile."""
 _FIXED_REGISTERS = 30
@@ -145,9 +142,6 @@ def misfit(stage: Stage, problem: Problem, tile_axis: Axis | None) -> str | None
     """Why bulk copies and products of warpgroups can't run a stage; None if they can."""
     if tile_axis is None or stage.walk is None:
         return "no axis of it has tiles of rows"
-    values = (state.value for walk in stage.walks for state in walk.states)
-    if problem.family is None and any(isinstance(n, Map) and n.op in _LONG for n in ir.walk(values)):
-        return "sines and cosines of elements take a compiler minutes"
     if stage.outer:
         return f"its walk is made again at each position of {', '.join(map(repr, stage.outer))}"
     for walk in stage.walks:

@@ -13,10 +13,10 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len:
 //     s = sum_d Q K                                             [q,kv]
-//     m = max(m, max_kv s * rsqrt(head_dim))                    [q]
-//     l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-//     acc = acc * exp(m_old - m) + sum_kv where(random[b,h,q,kv] >= 6554, 1.1111186463666882 * exp(s *
-//         rsqrt(head_dim) - m), 0.0) * V
+//     m = max(m, max_kv s)                                      [q]
+//     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+//     acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv where(random[b,h,q,kv] >= 6554,
+//         1.1111186463666882 * exp((s - m) * rsqrt(head_dim)), 0.0) * V
 //   O = acc * (1.0 / l)
 
 #include "edges.cuh"
@@ -107,10 +107,9 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m)
-// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv where(random[b,h,q,kv] >= 6554,
-//     1.1111186463666882 * exp(s * rsqrt(head_dim) - rsqrt(head_dim) * m), 0.0) * V
+// l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+// acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv where(random[b,h,q,kv] >= 6554,
+//     1.1111186463666882 * exp((s - m) * rsqrt(head_dim)), 0.0) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
     int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {

@@ -6,11 +6,11 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q:
 //     s = sum_d Q K                                             [q,kv]
-//     m = max(m, max_kv s * rsqrt(head_dim))                    [q]
-//     l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
+//     m = max(m, max_kv s)                                      [q]
+//     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
 //   for each BLOCK_KV columns kv with some  kv <= q:
 //     s = sum_d Q K                                             [q,kv]
-//     acc = acc + sum_kv maximum(exp(s * rsqrt(head_dim) - m) / l - 0.01, 0.0) * V
+//     acc = acc + sum_kv maximum(exp((s - m) * rsqrt(head_dim)) / l - 0.01, 0.0) * V
 //   O = acc
 
 #include "edges.cuh"
@@ -98,8 +98,7 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m)
+// l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
 template <bool MASKED>
 __device__ __forceinline__ void update0(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
     float (&s)[ROWS][COLUMNS]) {
@@ -124,7 +123,7 @@ __device__ __forceinline__ void update0(const Params& p, Row (&rows)[ROWS], int 
   }
 }
 
-// acc = acc + sum_kv maximum(exp(s * rsqrt(head_dim) - rsqrt(head_dim) * m) / l - 0.01, 0.0) * V
+// acc = acc + sum_kv maximum(exp((s - m) * rsqrt(head_dim)) / l - 0.01, 0.0) * V
 template <bool MASKED>
 __device__ __forceinline__ void update1(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
     float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {

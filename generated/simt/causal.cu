@@ -6,11 +6,11 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len:
 //     s = sum_d Q K                                             [q,kv]
-//     m = max(m, max_kv s * rsqrt(head_dim))                    [q]
-//     l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-//     acc = acc * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m) * V
+//     m = max(m, max_kv s)                                      [q]
+//     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+//     acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 //   O = acc * (1.0 / l)
-//   stat = m + log(l)
+//   stat = m * rsqrt(head_dim) + log(l)
 
 #include "edges.cuh"
 #include "math.cuh"
@@ -100,10 +100,8 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m)
-// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m) * V
+// l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+// acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
     float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {

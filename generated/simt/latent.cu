@@ -7,8 +7,8 @@
 //   for each BLOCK_KV columns kv with some  kv <= q:
 //     s = sum_d Q0 V + sum_rope Q1 K                            [q,kv]
 //     m = max(m, max_kv s)                                      [q]
-//     l = l * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * s - 0.07 * m)
-//     acc = acc * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * s - 0.07 * m) * V
+//     l = l * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s - m))
+//     acc = acc * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s - m)) * V
 //   O = acc * (1.0 / l)
 
 #include "edges.cuh"
@@ -97,8 +97,8 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * s - 0.07 * m)
-// acc = acc * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * s - 0.07 * m) * V
+// l = l * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s - m))
+// acc = acc * exp(0.07 * (m_old - m)) + sum_kv exp(0.07 * (s - m)) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
     float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {

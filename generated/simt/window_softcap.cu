@@ -7,10 +7,10 @@
 //   for each BLOCK_KV columns kv with some  q <= kv + q_len - kv_len + 1024 and kv <= q + kv_len - q_len:
 //     s = sum_d Q K                                             [q,kv]
 //     m = max(m, max_kv tanh(0.03333333333333333 * s * rsqrt(head_dim)))
-//     l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s * rsqrt(head_dim))
-//         - 30.0 * m)
-//     acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s *
-//         rsqrt(head_dim)) - 30.0 * m) * V
+//     l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (tanh(0.03333333333333333 * s *
+//         rsqrt(head_dim)) - m))
+//     acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (tanh(0.03333333333333333 * s *
+//         rsqrt(head_dim)) - m)) * V
 //   O = acc * (1.0 / l)
 
 #include "edges.cuh"
@@ -102,10 +102,9 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // m = max(m, max_kv tanh(0.03333333333333333 * s * rsqrt(head_dim)))
-// l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s * rsqrt(head_dim)) -
-//     30.0 * m)
-// acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * tanh(0.03333333333333333 * s * rsqrt(head_dim))
-//     - 30.0 * m) * V
+// l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (tanh(0.03333333333333333 * s * rsqrt(head_dim)) - m))
+// acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (tanh(0.03333333333333333 * s *
+//     rsqrt(head_dim)) - m)) * V
 template <bool MASKED>
 __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
     int kv_start, int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {

@@ -6,13 +6,13 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q or kv < 256:
 //     s = sum_d Q K                                             [q,kv]
-//     m = max(m, max_kv s * rsqrt(head_dim))                    [q]
-//     l = l * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) - maximum(m,
-//         sink))
-//     acc = acc * exp(maximum(m_old, sink) - maximum(m, sink)) + sum_kv exp(s * rsqrt(head_dim) -
-//         maximum(m, sink)) * V
-//   O = acc * (1.0 / (l + exp(sink - maximum(m, sink))))
-//   stat = log(l + exp(sink - maximum(m, sink))) + maximum(m, sink)
+//     m = max(m, max_kv s)                                      [q]
+//     l = l * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv
+//         exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))
+//     acc = acc * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) +
+//         sum_kv exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)) * V
+//   O = acc * (1.0 / (l + exp(sink - maximum(m * rsqrt(head_dim), sink))))
+//   stat = log(l + exp(sink - maximum(m * rsqrt(head_dim), sink))) + maximum(m * rsqrt(head_dim), sink)
 
 #include "edges.cuh"
 #include "math.cuh"

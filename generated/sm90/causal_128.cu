@@ -6,11 +6,11 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len:
 //     s = sum_d Q K                                             [q,kv]
-//     m = max(m, max_kv s * rsqrt(head_dim))                    [q]
-//     l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-//     acc = acc * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m) * V
+//     m = max(m, max_kv s)                                      [q]
+//     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+//     acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 //   O = acc * (1.0 / l)
-//   stat = m + log(l)
+//   stat = m * rsqrt(head_dim) + log(l)
 
 #include "edges.cuh"
 #include "math.cuh"
@@ -133,10 +133,8 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m)
-// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m) * V
+// l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+// acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
     float (&weights)[ROWS][COLUMNS], float (&acc_rescale)[ROWS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
@@ -245,8 +243,7 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   float acc[ROWS][FEATURES];
   float acc_rescale[ROWS] = {};
   Left<bf16> rounded_weights[COLUMNS / 4];
-  Ring<ROW_STAGES> stored_at;  // the rows of the work before, in whose place its results leave
-  bool storing = false;
+  bool storing = false;  // results of the work before, which leave in the place of its rows
   int kv_start, kind;
   bool last;
   const auto next_tile = [&] {
@@ -259,7 +256,7 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   const auto free_rows = [&] {
     if (leader && storing) {
       store_wait_read<0>();
-      rows_in.free(stored_at);
+      rows_in.free(row_at.before());
     }
     storing = false;
   };
@@ -299,7 +296,7 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   const auto store_results = [&] {
     const Block done = block_at(p, row_at.count - 1, 64 * group);
     finish(done, done_rows, lane, acc);
-    const OTile to(buffer<QTile>(Q_AT, stored_at.stage() * CONSUMERS + group).address);
+    const OTile to(buffer<QTile>(Q_AT, row_at.before().stage() * CONSUMERS + group).address);
     UNROLL for (int f = 0; f < FEATURES; f += 4) {
       store_left(to, threadIdx.x % 128 / 32 * 16, 4 * f, left_from<bf16>(acc[0], acc[1], f));
     }
@@ -357,7 +354,6 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
       step(Known<false>(), Known<false>());
     }
     free_rows();
-    stored_at = row_at;
     UNROLL for (int r = 0; r < ROWS; ++r) done_rows[r] = rows[r];
     row_at.next();
     if (!start_work()) break;

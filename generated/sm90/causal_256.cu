@@ -6,11 +6,11 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len:
 //     s = sum_d Q K                                             [q,kv]
-//     m = max(m, max_kv s * rsqrt(head_dim))                    [q]
-//     l = l * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m)
-//     acc = acc * exp(m_old - m) + sum_kv exp(s * rsqrt(head_dim) - m) * V
+//     m = max(m, max_kv s)                                      [q]
+//     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+//     acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 //   O = acc * (1.0 / l)
-//   stat = m + log(l)
+//   stat = m * rsqrt(head_dim) + log(l)
 
 #include "edges.cuh"
 #include "math.cuh"
@@ -131,10 +131,8 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m)
-// acc = acc * exp(m_old * rsqrt(head_dim) - rsqrt(head_dim) * m) + sum_kv exp(s * rsqrt(head_dim) -
-//     rsqrt(head_dim) * m) * V
+// l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+// acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
     float (&weights)[ROWS][COLUMNS], float (&acc_rescale)[ROWS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {

@@ -2,6 +2,7 @@
 //
 //   expf exp2f logf log2f tanhf erff sqrtf rsqrtf sinf cosf fabsf floorf fminf fmaxf fmaf INFINITY as in CUDA
 //   exp2_approx(x) tanh_approx(x)   the hardware's own: to 2 ulp, subnormals as 0; to 2^-11 of the result
+//   sin_approx(x) cos_approx(x)     to 2^-20 where x is at most 2^24: further out floats are more than a radian apart
 //   maximum(x, y) minimum(x, y)     float (a NaN wins), int32, int64
 //   floor_div(x, y) floor_mod(x, y) Python's // and % for int32, int64 and float; integers by 0 give 0
 #pragma once
@@ -17,6 +18,24 @@ __device__ __forceinline__ float exp2_approx(float x) {
 __device__ __forceinline__ float tanh_approx(float x) {
   float result;
   asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// x without its whole turns, of 2 pi in two parts.
+__device__ __forceinline__ float within_a_turn(float x) {
+  const float turns = rintf(x * 0.159154943f);
+  return fmaf(turns, 1.74845553e-7f, fmaf(turns, -6.28318548f, x));
+}
+
+__device__ __forceinline__ float sin_approx(float x) {
+  float result;
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(within_a_turn(x)));
+  return result;
+}
+
+__device__ __forceinline__ float cos_approx(float x) {
+  float result;
+  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(within_a_turn(x)));
   return result;
 }
 

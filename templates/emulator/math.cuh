@@ -36,6 +36,14 @@ inline float tanh_approx(float x) {
   return tanhf(x);
 }
 
+inline float sin_approx(float x) {
+  return sinf(x);
+}
+
+inline float cos_approx(float x) {
+  return cosf(x);
+}
+
 inline float maximum(float x, float y) {
   return x > y || x != x ? x : y;
 }

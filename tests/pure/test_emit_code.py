@@ -201,6 +201,12 @@ def test_the_fast_tangent_is_for_16_bit_programs(planned: Plan) -> None:
     assert Point(planned, fast=False).text(node) == "tanhf(s)"
 
 
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_sines_of_16_bit_programs_are_the_hardwares(planned: Plan, name: str) -> None:
+    assert Point(planned, fast=True).text(function(name, S)) == f"{name}_approx(s)"
+    assert Point(planned, fast=False).text(function(name, S)) == f"{name}f(s)"
+
+
 def test_a_denominator_known_further_out_is_turned_over_there(point: Point) -> None:
     total = Symbol("l", ("q",), "float")
     point.lower = Lowering(

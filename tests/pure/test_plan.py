@@ -144,12 +144,6 @@ def test_operands_of_16_bits_are_multiplied_on_tensor_cores(arch: str) -> None:
     assert plan(problem(attention_graph(), storage="fp32", arch=arch)).family == "simt"
 
 
-def test_long_functions_are_left_to_smaller_tiles() -> None:
-    graph = attention_graph(score=lambda s: 2.0 * fg.cos(s))
-    assert plan(problem(graph, storage="bf16", arch="H200")).family == "sm80"
-    assert plan(problem(graph, storage="bf16", arch="H200", family="sm90")).family == "sm90"
-
-
 @pytest.mark.parametrize("storage", ["fp16", "bf16"])
 def test_a_family_that_was_asked_for_is_not_refused_by_an_estimate(storage: Storage) -> None:
     """Of registers that a compiler takes for values it has ready early where there are some to spare."""

@@ -63,13 +63,15 @@ extern "C" __global__ void numbers_float(const __grid_constant__ Arrays p) {
 }
 
 struct Curves {
-  float exp, exp2, log, log2, tanh, erf, sqrt, rsqrt, sin, cos, fabs, floor, exp2_approx, tanh_approx;
+  float exp, exp2, log, log2, tanh, erf, sqrt, rsqrt, sin, cos, fabs, floor, exp2_approx, tanh_approx,
+      sin_approx, cos_approx;
 };
 
 extern "C" __global__ void curves(const __grid_constant__ Arrays p) {
   for_each<float, Curves>(p, [](float x, float) {
     return Curves{expf(x),   exp2f(x), logf(x), log2f(x), tanhf(x),  erff(x),        sqrtf(x),
-                  rsqrtf(x), sinf(x),  cosf(x), fabsf(x), floorf(x), exp2_approx(x), tanh_approx(x)};
+                  rsqrtf(x), sinf(x),  cosf(x), fabsf(x), floorf(x), exp2_approx(x), tanh_approx(x),
+                  sin_approx(x), cos_approx(x)};
   });
 }
 
