@@ -121,3 +121,43 @@ def slope(x: Node, of: Node) -> Slope | None:
     if x.op == "neg":
         return -slopes[0][1], -slopes[0][0]
     return min(low for low, _ in slopes), max(high for _, high in slopes)
+
+
+def falls(x: Node, axis: ir.Axis) -> bool:
+    """Whether ``x`` falls steadily along ``axis``, apart from values that may be anything."""
+    trend = _trend(x, axis)
+    return trend is not None and trend < 0
+
+
+def _trend(x: Node, axis: ir.Axis) -> int | None:
+    """Whether ``x`` rises (1), falls (-1) or does neither (0) along ``axis``; None where that is not seen."""
+    if not ir.depends(x, [ir.Index(axis)]):
+        return 0
+    if not isinstance(x, Map):
+        return None
+    if x.op == "to_float" and x.args[0].kind == "int":
+        rate = _rate(x.args[0], axis)
+        return (rate > 0) - (rate < 0) if rate else None
+    if x.op == "neg":
+        trend = _trend(x.args[0], axis)
+        return None if trend is None else -trend
+    if x.op == "mul":
+        for factor, moved in (x.args, x.args[::-1]):
+            trend = _trend(moved, axis)
+            if trend is not None and positive(factor):
+                return trend
+            if trend is not None and positive(ir.neg(factor)):
+                return -trend
+        return None
+    if x.op != "add":
+        return None
+    trends = {_trend(arg, axis) for arg in x.args} - {0}
+    return trends.pop() if len(trends) == 1 else None
+
+
+def _rate(x: Node, axis: ir.Axis) -> int:
+    """By how much an integer rises from one position of ``axis`` to the next; 0 if not steadily."""
+    terms, _ = ir.linear(x)
+    rate = terms.get(ir.Index(axis), 0)
+    others = (term for term in terms if term is not ir.Index(axis))
+    return 0 if any(axis in term.axes for term in others) else rate

@@ -12,16 +12,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from fagen.derive.extent import LENGTH
 from fagen.derive.invariance import free_references
 from fagen.derive.running import old
+from fagen.derive.signs import falls
 from fagen.derive.unscale import common_factor
 from fagen.derive.walk import State, Walk
-from fagen.emit.cexpr import Lowering
-from fagen.emit.code import ELEMENT, PRODUCT, Code
+from fagen.emit.code import PRODUCT
 from fagen.emit.forward import LoopBuilder
 from fagen.emit.params import Tensor
-from fagen.emit.rising import falls, first_column, rising
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import ForwardLoop, ProductText, StateText, TileText, WalkText
 from fagen.ir import graph as ir
@@ -331,18 +329,6 @@ class _Builder(LoopBuilder):
     def maskable(self, walk: Walk, maxima: Sequence[Node]) -> Sequence[Node]:
         """Products before what is made of them: tiles of which all elements count then need no other text."""
         return [*(product.symbol for product in walk.products), *maxima] if maxima else []
-
-    def lowering(self, leaves: dict[Node, Code], alone: bool = False) -> Lowering:
-        """As there, but that numbers which rise steadily along a tile are not computed for each element."""
-        if alone:
-            return super().lowering(leaves, alone)
-        codes = self.scope.codes
-        name = f"{axis_name(self.walk_axis)}_first"
-        first = first_column(self.walk_axis, name)
-        self.scope.expressions.limits[first] = (0, LENGTH - 1)
-        values = [state.value for walk in self.stage.walks for state in walk.states]
-        lower = super().lowering({**leaves, first: codes.leaf(name, "int32", ELEMENT)})
-        return super().lowering({**leaves, **rising(values, self.walk_axis, first, lower, codes)})
 
     def slack(self, state: State) -> str | None:
         """The factor of a free maximum in the exponents that are measured from it."""
