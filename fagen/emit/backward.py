@@ -31,6 +31,8 @@ class BackwardLoop(ForwardLoop):
 
     passed: tuple[tuple[str, str], ...]
     """Of each array of weights that passes through shared memory: its name, and the byte where it lies."""
+    sum_groups: int
+    """Warps that share the rows of weighted sums, each with some of the features."""
     staged: str
     """Where what is read of columns lies, a tile ahead; empty where each thread reads it itself."""
 
@@ -50,6 +52,11 @@ class BackwardLoop(ForwardLoop):
             return super().full(walk)
         last = f"block.{self.row_axis}_start + {self.own}"
         return f"{super().full(walk)} && {last} <= {self.length(self.row_axis)}"
+
+    @property
+    def sum_rows(self) -> str:
+        """Rows of which a thread has a share of weighted sums."""
+        return "ROWS" if self.sum_groups == self.groups else "SUM_ROWS"
 
     @property
     def walk_text(self) -> WalkText:
@@ -81,10 +88,41 @@ class _Builder(LoopBuilder):
         room = self.shared["columns"].rows // 2 if "columns" in self.shared else 0
         staged = 0 < len(columns) <= room and all(ctype in _WORD for ctype in columns)
         at = self._address("COLUMNS", self.shared["columns"].address) if staged else ""
+        sum_groups = self.sum_groups() if loop.groups > 1 else 1
         members = {each.name: getattr(loop, each.name) for each in fields(ForwardLoop)}
         return BackwardLoop(
-            **{**members, "walks": (walk,), "constants": self.constants()}, passed=named, staged=at
+            **{**members, "walks": (walk,), "constants": self.constants()},
+            passed=named,
+            sum_groups=sum_groups,
+            staged=at,
         )
+
+    def sum_shape(self, width: int) -> tuple[int, int]:
+        """(rows, features) of weighted sums that a warp has, where weights pass through memory."""
+        return part_shape(self.kernel.block_own, width, self.kernel.threads // 32)
+
+    def sum_groups(self) -> int:
+        """Warps that share the rows of weighted sums."""
+        (walk,) = self.stage.walks
+        _, record = self.sum_tile(0, walk, walk.states[0])
+        rows, _ = self.sum_shape(self.shared[record].width)
+        return self.kernel.threads // 32 * rows // self.kernel.block_own
+
+    def share(self, axis: Axis, width: int) -> tuple[str, int]:
+        """The name of a thread's share of features along ``axis``, of which two lie side by side."""
+        name, vector = super().share(axis, width)
+        if self.kernel.columns > 4:
+            self.shares[axis] = name, self.sum_shape(width)[1] // 4, vector
+        return name, vector
+
+    def constants(self) -> list[tuple[str, str, str]]:
+        """As `LoopBuilder.constants`, and how sums are shared out where that is not as their values are."""
+        found = super().constants()
+        if self.kernel.columns > 4 and self.sum_groups() != self.kernel.columns // 4:
+            rows = self.kernel.block_own // (self.kernel.threads // 32 // self.sum_groups()) // 8
+            text = f"SUM_ROWS = {rows}, SUM_GROUPS = {self.sum_groups()}"
+            found.insert(3, ("int", text, "rows of a thread, and warps that share them, of weighted sums"))
+        return found
 
     def sums_of(self, walk: Walk) -> tuple[State, ...]:  # type: ignore[override]
         return (*walk.states, *map(_as_state, walk.partials))

@@ -403,6 +403,16 @@ class ForwardLoop:
         return groups(tiles_of(self.scope.kernel)) if self.scope.kernel.tiling == "fragments" else 1
 
     @property
+    def sum_rows(self) -> str:
+        """Rows of which a thread has a share of weighted sums."""
+        return "ROWS"
+
+    @property
+    def summed(self) -> str:
+        """The rows of a thread whose weighted sums it has."""
+        return "rows" if self.sum_rows == "ROWS" else "sums"
+
+    @property
     def sums(self) -> list[str]:
         """Weighted sums that are no part of a row: what functions on results take beside the rows."""
         return []

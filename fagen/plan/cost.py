@@ -255,7 +255,10 @@ class Model:
         inner = [round_up(length, FRAGMENT) / FRAGMENT for length in step.terms]
         features = [feature_width(length, tiles) / FRAGMENT for length in step.weighted]
         loads = warps * (sum(inner) * (own + walk / shared) + walk * sum(features) / shared)
-        loads += warps * own * walk * len(features) if shared > 1 else 0.0
+        if shared > 1:  # weights are operands in memory, and each warp has a share of its own of the sums
+            shapes = (part_shape(tiles.block_own, feature_width(f, tiles), warps) for f in step.weighted)
+            loads = warps * sum(inner) * (own + walk / shared)
+            loads += sum(warps * walk * sum(shape) / FRAGMENT for shape in shapes)
         blocks = warps * own * walk * (sum(inner) + sum(features)) / shared
         added = 0.0
         for length in step.partials:

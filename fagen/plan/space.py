@@ -144,18 +144,19 @@ def groups(tiles: Tiles) -> int:
     return tiles.columns // 4
 
 
-def part_shape(walk: int, features: int, warps: int) -> tuple[int, int]:
-    """(columns of the tile, features) that a warp has of a partial sum, so that warps share it evenly.
+def part_shape(rows: int, features: int, warps: int) -> tuple[int, int]:
+    """(rows, features) that a warp has of a product of ``rows`` and ``features``, so that warps share it
+    evenly and load little.
 
     Each is a multiple of a fragment; where no even share is, the last warps have none.
     """
     shapes = [
-        (walk // rows, features // across)
-        for rows in range(1, warps + 1)
-        for across in range(1, warps // rows + 1)
-        if walk % (rows * FRAGMENT) == 0 and features % (across * FRAGMENT) == 0
+        (rows // down, features // across)
+        for down in range(1, warps + 1)
+        for across in range(1, warps // down + 1)
+        if rows % (down * FRAGMENT) == 0 and features % (across * FRAGMENT) == 0
     ]
-    return min(shapes, key=lambda shape: (shape[0] * shape[1], sum(shape)))
+    return min(shapes, key=lambda shape: (shape[0] * shape[1], sum(shape), shape))
 
 
 class _Placed:
