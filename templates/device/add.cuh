@@ -18,7 +18,7 @@ __device__ __forceinline__ void add_sixteen(float* to, const float (&sums)[N], i
       {odd ? low : sums[i], odd ? high : sums[i + 1], odd ? sums[i + 2] : low, odd ? sums[i + 3] : high}};
   const int at = threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
   if (VECTORS) {
-    if (at < count) atomic_add_four(to + at, four);
+    atomic_add_four(at < count, to + at, four);
   } else {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

@@ -1,7 +1,8 @@
 // atomic.cuh: what blocks of one launch share through global memory.
 //
 //   atomic_add(pointer, x)            fp32 sum, in no fixed order
-//   atomic_add_four(pointer, x)       the same for four neighbours; the address is a multiple of 16 bytes
+//   atomic_add_four(holds, pointer, x)  the same for four neighbours where `holds`, without a branch; the address is a
+//                                     multiple of 16 bytes
 //   fetch_next(counter)               adds 1 to an int32 counter and gives its value before
 //   fetch_cyclic(counter, period)     the same, but from `period` - 1 it goes back to 0
 //   wait_for_turn(counter, turn)      one thread of a block spins until the counter reaches `turn`, then
@@ -16,14 +17,22 @@ __device__ __forceinline__ void atomic_add(float* to, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
 
-__device__ __forceinline__ void atomic_add_four(float* to, const Vec<float, 4>& x) {
+__device__ __forceinline__ void atomic_add_four(bool holds, float* to, const Vec<float, 4>& x) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
-               "f"(x[2]), "f"(x[3])
-               : "memory");
+  asm volatile(
+      "{\n.reg .pred holds;\nsetp.ne.s32 holds, %0, 0;\n"
+      "@holds red.relaxed.gpu.global.add.v4.f32 [%1], {%2, %3, %4, %5};\n}" ::"r"(int(holds)),
+      "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+      : "memory");
 #else
 #pragma unroll
-  for (int i = 0; i < 4; ++i) atomic_add(to + i, x[i]);
+  for (int i = 0; i < 4; ++i) {
+    asm volatile(
+        "{\n.reg .pred holds;\nsetp.ne.s32 holds, %0, 0;\n@holds red.global.add.f32 [%1], %2;\n}" ::"r"(
+            int(holds)),
+        "l"(to + i), "f"(x[i])
+        : "memory");
+  }
 #endif
 }
 

@@ -12,8 +12,8 @@ inline void atomic_add(float* to, float x) {
   }
 }
 
-inline void atomic_add_four(float* to, const Vec<float, 4>& x) {
-  for (int i = 0; i < 4; ++i) atomic_add(to + i, x[i]);
+inline void atomic_add_four(bool holds, float* to, const Vec<float, 4>& x) {
+  for (int i = 0; holds && i < 4; ++i) atomic_add(to + i, x[i]);
 }
 
 inline int32 fetch_next(int32* counter) {
