@@ -15,7 +15,7 @@ from fagen.ir.show import length_name
 from fagen.paths import templates_dir
 from fagen.plain import TYPES, axes_of, plain_text
 from fagen.plan.arch import arch_for
-from fagen.plan.plan import Plan, Storage
+from fagen.plan.plan import STORAGE_BYTES, Plan, Storage
 from fagen.plan.profile import storages
 from fagen.run.debug import file_name
 from fagen.run.source import included
@@ -185,18 +185,28 @@ def _value(field: Field, arrays: dict[TensorId, Array], fixed: Mapping[Axis, int
 
 
 def _map(
-    array: Array, storage: Storage, fixed: Mapping[Axis, int], row: int, column: int, rows: int, panel: int
+    array: Array,
+    storage: Storage,
+    fixed: Mapping[Axis, int],
+    row: int,
+    column: int,
+    rows: int,
+    panel: int,
+    boxed: int,
 ) -> str:
     """A tensor map, as `main.cu` makes it."""
     columns = fixed[array.axes[column]]
     panels = columns // panel if columns % panel == 0 else 1
     others = [i for i in reversed(range(len(array.axes))) if i not in (row, column)]
-    axes = [(f"{extent(array.axes[i])}", f"2 * {array.stride[i]}") for i in (row, *others)]
+    bytes_ = STORAGE_BYTES[storage]
+    axes = [(f"{extent(array.axes[i])}", f"{bytes_} * {array.stride[i]}") for i in (row, *others)]
+    if len(axes) == 4:  # heads in two axes, of a tensor that is contiguous
+        axes[1:3] = [(f"{axes[1][0]} * {axes[2][0]}", axes[1][1])]
     axes += [("1", "16")] * (3 - len(axes))
     lengths = [str(columns // panels), axes[0][0], str(panels), axes[1][0], axes[2][0]]
-    strides = [axes[0][1], str(2 * panel), axes[1][1], axes[2][1]]
-    box = [panel, rows, panels, 1, 1]
-    kind = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}[storage]
+    strides = [axes[0][1], str(bytes_ * panel), axes[1][1], axes[2][1]]
+    box = [panel, rows, boxed or panels, 1, 1]
+    kind = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}[storage]
     parts = ("{" + ", ".join(map(str, part)) + "}" for part in (_unsigned(lengths), _unsigned(strides), box))
     return f"tensor_map({array.name}.device, CU_TENSOR_MAP_DATA_TYPE_{kind}, {', '.join(parts)})"
 

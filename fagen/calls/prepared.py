@@ -78,6 +78,8 @@ def _steps(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(stride if extent != 1 else 0 for extent, stride in zip(shape, strides, strict=True))
 
 
+_FAR_AXES = 2
+"""Of a tensor map: beside rows, columns and panels."""
 _NEAR = 16  # bytes from one position to the next along an axis that has only one
 _FEW_BYTES, _FEW = 1 << 18, 4
 
@@ -138,19 +140,23 @@ class _Memory:
     def map(self, field: Field) -> Callable[[int], TensorMap]:
         """How the tensor of a field at an address is copied."""
         assert field.source[0] == "map"
-        _, tensor, storage, row, column, rows, panel = field.source
-        assert storage in ("fp16", "bf16")
-        found = self._tensors[tensor]
+        _, tensor, storage, row, column, rows, panel, boxed = field.source
+        assert storage in ("fp16", "bf16", "fp32")
+        found, bytes_ = self._tensors[tensor], STORAGE_BYTES[storage]
         columns = found.shape[column]
-        boxed = panels = columns // panel if columns % panel == 0 else 1
+        panels = columns // panel if columns % panel == 0 else 1
+        boxed = boxed or panels
         others = [i for i in reversed(range(len(found.shape))) if i not in (row, column)]
         axes = [(length_of(found.layout[i], self._sizes), found.steps[i]) for i in (row, *others)]
-        axes += [(1, 0)] * (3 - len(axes))
+        if len(axes) == _FAR_AXES + 2:  # heads in two axes, of a tensor that is contiguous
+            (near, step), (far, far_step) = axes[1:3]
+            axes[1:3] = [(near * far, step if near > 1 else far_step)]
+        axes += [(1, 0)] * (1 + _FAR_AXES - len(axes))
         if found.empty:
-            columns, panels, axes = 8, 1, [(1, 0)] * 3
-        (tall, row_step), *rest = ((length, _NEAR if length == 1 else 2 * step) for length, step in axes)
+            columns, panels, axes = 8, 1, [(1, 0)] * (1 + _FAR_AXES)
+        (tall, row_step), *rest = ((length, _NEAR if length == 1 else bytes_ * step) for length, step in axes)
         lengths = (columns // panels, tall, panels, rest[0][0], rest[1][0])
-        strides = (row_step, 2 * panel, rest[0][1], rest[1][1])
+        strides = (row_step, bytes_ * panel, rest[0][1], rest[1][1])
         box = (panel, rows, boxed, 1, 1)
         return lambda address: TensorMap(address, storage, lengths, strides, box)
 

@@ -130,9 +130,9 @@ class Lowering:
     """Turns nodes into code, given how the leaves read at one point of a kernel.
 
     ``leaves`` are positions along axes (`Index`), `HEAD` where the head is one value, and symbols.
-    ``nonpositive`` says of the exponent of an exponential whether it is proven to be at most 0. Where a
-    position along an axis is a thread's `FIRST_COLUMN` and a number that is known when the kernel is
-    compiled, ``step`` is that axis and number.
+    ``nonpositive`` says of the exponent of an exponential whether it is proven to be at most 0. ``rounded``
+    values are stored in 16 bits, whatever an exponent is. Where a position along an axis is a thread's
+    `FIRST_COLUMN` and a number that is known when the kernel is compiled, ``step`` is that axis and number.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class Lowering:
         addresses: Mapping[Axis, Code] | None = None,
         columns_per_call: int = 1,
         step: tuple[Axis, Code] | None = None,
+        rounded: bool = False,
     ) -> None:
         self._shared = expressions
         self._codes = expressions.codes
@@ -153,6 +154,7 @@ class Lowering:
         self._step = step
         self._parted: dict[Code, tuple[Code, Code]] = {}
         """What a row adds to a number, and what a column does."""
+        self._rounded = rounded
 
     def __call__(self, root: Node) -> Code:
         """The code of ``root``."""
@@ -484,6 +486,8 @@ class Lowering:
             factors = [self._done[factor] for factor in self._factors(x)]
             exponent = self._product([*factors, self._codes.leaf(_LOG2E, "float")])
             return self._codes.call("exp2_approx", (exponent,), "float", 2)
+        if self._rounded and not self._shared.exact:
+            return self._codes.call("exp2_approx", (self._in_twos(x),), "float", 2)
         if self._shared.exact:
             return self._codes.call("expf", (self._done[x],), "float", 8)
         fused = self._exponential(x) if self._shared.fast and self._nonpositive(x) else None
@@ -491,6 +495,23 @@ class Lowering:
             return fused
         exponent = self._codes.infix("*", self._done[x], self._codes.leaf(_LOG2E, "float"), "float", PRODUCT)
         return self._codes.call("exp2_approx", (exponent,), "float", 2)
+
+    def _in_twos(self, x: Node) -> Code:
+        """``x log2(e)``, multiplied into the terms of a sum that rows or columns have in common."""
+        terms = x.args if isinstance(x, Map) and x.op == "add" else (x,)
+        if all(self._done[term].place == self._done[x].place for term in terms):
+            terms = (x,)
+        total: Code | None = None
+        for term in sorted(terms, key=lambda term: not self._done[term].place.element):
+            minus = isinstance(term, Map) and term.op == "neg"
+            factors = self._factors(term.args[0] if minus else term)
+            part = self._product([*map(self, factors), self._codes.leaf(_LOG2E, "float")])
+            if total is None:
+                total = self._codes.make("-{}", (part,), "float", UNARY, UNARY) if minus else part
+            else:
+                total = self._codes.infix("-" if minus else "+", total, part, "float", SUM)
+        assert total is not None
+        return total
 
     def _exponential(self, x: Node) -> Code | None:
         """``exp(c a - c b)`` as one multiply-add and a power, where ``b`` is a row's and ``c`` a number."""

@@ -7,15 +7,16 @@ state, and, where another state waits for it, joins that with the other threads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from typing import TypeAlias
 
 from fagen.derive.magnitudes import FP16_MAX, Magnitudes
 from fagen.derive.running import old
 from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.unscale import gathered, unscaled
 from fagen.derive.vanish import limits
-from fagen.derive.walk import State, Walk
+from fagen.derive.walk import Product, State, Walk
 from fagen.emit.cexpr import FIRST_COLUMN, Lowering
 from fagen.emit.code import AND, COLUMN, ELEMENT, ROW, Code, Place, Split, Statement
 from fagen.emit.loops import loop_text
@@ -63,6 +64,10 @@ AFTER = 1
 """The phase of expressions that are computed after the last walk."""
 
 
+Term: TypeAlias = tuple[Node, Node | None]
+"""What a state adds up, and the condition under which it does."""
+
+
 def forward_loop(scope: Scope) -> ForwardLoop:
     """The steps of ``scope.kernel``."""
     return LoopBuilder(scope).build()
@@ -76,6 +81,8 @@ class LoopBuilder:
         self.kernel = scope.kernel
         self.masks_apart = scope.kernel.tiling in ON_TENSOR_CORES
         """Whether elements are masked before their tile is weighed, where that can be."""
+        self.rounds = False
+        """Whether all that is made of elements are weights, which are rounded to 16 bits."""
         self.stage = unscaled(scope.kernel.stage)
         assert self.stage.walk is not None
         self.walk_axis: Axis = self.stage.walk
@@ -155,7 +162,12 @@ class LoopBuilder:
             leaves = leaves | {FIRST_COLUMN: codes.leaf(f"{name}_first", "int32", ELEMENT)}
             step = axis, codes.leaf(f"{name}_step", "int32", ELEMENT)
         return self.scope.lowering(
-            leaves, self.magnitudes.nonpositive, addresses={axis: inside}, columns_per_call=served, step=step
+            leaves,
+            self.magnitudes.nonpositive,
+            addresses={axis: inside},
+            columns_per_call=served,
+            step=step,
+            rounded=self.rounds,
         )
 
     # -------------------------------------------------------------------------------------------------- tiles
@@ -260,6 +272,7 @@ class LoopBuilder:
         """The texts of one pass along the walk axis."""
         several = len(self.stage.walks) > 1
         scope, codes = self.scope, self.scope.codes
+        levels, states = self.levels(walk), self.sums_of(walk)
         leaves = self.thread_leaves()
         products = []
         for product in walk.products:
@@ -267,23 +280,25 @@ class LoopBuilder:
             for term in product.terms:
                 own = self.own_tile(term.own, term.over)
                 factors.append((own, self.walk_tile(number, walk, term.walk, term.over)))
-            leaves[product.symbol] = codes.leaf(f"{product.symbol.name}[r][c]", "float", ELEMENT)
+            place = ELEMENT._replace(phase=self.known_at(product))
+            leaves[product.symbol] = codes.leaf(f"{product.symbol.name}[r][c]", "float", place)
             sums = (f"sum_{t.over} {scope.shown(t.own)} {scope.shown(t.walk)}" for t in product.terms)
             products.append(
                 ProductText(
                     product.symbol.name, tuple(factors), f"{product.symbol.name} = {' + '.join(sums)}"
                 )
             )
-        states = self.sums_of(walk)
-        levels = levels_of(states)
         for state, level in levels.items():
             place = Place(row=True, phase=level + 1)
             leaves[state.symbol] = codes.leaf(f"row.{state.symbol.name}", "float", place)
             leaves[old(state.symbol)] = codes.leaf(f"{state.symbol.name}_old", "float", place)
             if state.op == "max":
                 self.magnitudes.add_maximum(state, walk.guard)
+        terms = {state: term_of(state) for state in states}
+        distinct = list(dict.fromkeys(terms[state] for state in states if state.features))
+        weights = {term: f"weights{i if len(distinct) > 1 else ''}" for i, term in enumerate(distinct)}
+        values = self.from_weights(terms, weights, levels, leaves)
         lower = self.lowering(leaves)
-        values = {state: term_of(state) for state in states}
         roots: list[tuple[Code, Place]] = []
         for state, level in levels.items():
             at = ELEMENT._replace(phase=level)
@@ -297,7 +312,7 @@ class LoopBuilder:
         masked = self.masked(walk)
         apart = self.masks_apart and masked in [product.symbol for product in walk.products]
         if guard_code is not None and not apart:
-            roots.insert(0, (guard_code, ELEMENT))
+            roots[:0] = [(guard_code, ELEMENT._replace(phase=phase)) for phase in self.tested_at(levels)]
         guard_split, (begins, ends) = None, self.bounds(walk, lower) or ((), ())
         if guard_code is not None and apart:  # in a function of its own
             tests = [*begins, *ends] or [guard_code]
@@ -306,8 +321,6 @@ class LoopBuilder:
         split = scope.split(roots)
         self.column += split.at(COLUMN)
         texts: dict[State, StateText] = {}
-        weights: dict[tuple[Code, Code | None], str] = {}
-        many = len({values[state] for state in states if state.features}) > 1
         for state in states:
             value, condition = values[state]
             share, vector, operand, held, record = None, 1, None, "", ""
@@ -315,8 +328,7 @@ class LoopBuilder:
                 (axis,) = state.features
                 operand, record = self.sum_tile(number, walk, state)
                 share, vector = self.share_of(state, axis, self.shared[record].width)
-                key = lower(value), lower(condition) if condition is not None else None
-                held = weights.setdefault(key, f"weights{len(weights)}" if many else "weights")
+                held = weights[terms[state]]
             name = state.symbol.name
             texts[state] = StateText(
                 name=name,
@@ -362,7 +374,7 @@ class LoopBuilder:
             phases=phases,
             arrays=split.arrays(),
             kept=split.kept(),
-            inside=f"{axis_name(self.walk_axis)} < {scope.length(self.walk_axis)}",
+            inside=self.inside(),
             guard=(guard_split or split).text(guard_code, AND) if guard_code is not None else None,
             guard_comment=scope.shown(walk.guard),
             masked=self.masked_text(masked, lower, split),
@@ -416,6 +428,33 @@ class LoopBuilder:
     def share_of(self, state: State, axis: Axis, width: int) -> tuple[str, int]:
         """The name of a thread's share of a sum's features, and how many of them lie side by side."""
         return self.share(axis, width)
+
+    def levels(self, walk: Walk) -> dict[State, int]:
+        """The phase of each state, in the order in which they are updated."""
+        return levels_of(self.sums_of(walk))
+
+    def inside(self) -> str:
+        """Whether an element is there."""
+        return f"{axis_name(self.walk_axis)} < {self.scope.length(self.walk_axis)}"
+
+    def known_at(self, product: Product) -> int:
+        """The phase from which on a product is known."""
+        return 0
+
+    def tested_at(self, levels: Mapping[State, int]) -> Iterable[int]:
+        """The phases in which elements are tested."""
+        return (0,)
+
+    def from_weights(
+        self,
+        terms: Mapping[State, Term],
+        weights: Mapping[Term, str],
+        levels: Mapping[State, int],
+        leaves: dict[Node, Code],
+    ) -> Mapping[State, Term]:
+        """The value of each state and the condition of its term, in which ``weights`` of earlier phases may
+        stand as ``leaves``."""
+        return terms
 
     def held(self, state: State) -> str:
         """What a thread calls a state of one of its rows."""

@@ -31,7 +31,7 @@ Source: TypeAlias = (
     | tuple[Literal["length"], Axis]
     | tuple[Literal["scalar"], int]
     | tuple[Literal["seed"]]
-    | tuple[Literal["map"], TensorId, Storage, int, int, int, int]
+    | tuple[Literal["map"], TensorId, Storage, int, int, int, int, int]
     | tuple[Literal["counter"]]
     | tuple[Literal["section"], Axis, int, int]
 )
@@ -215,7 +215,7 @@ class Parameters:
         self._program = graph
         self._prepared = plan.prepared
         self._maps: dict[str, Field] = {}
-        self._section: Field | None = None
+        self._sections: dict[str, Field] = {}
 
     def tensor(self, node: Input) -> Tensor:
         """The tensor an input node reads: an argument, or a buffer written by an earlier kernel."""
@@ -261,21 +261,29 @@ class Parameters:
         """The parameter that holds the address of the seed."""
         return "p.seed"
 
-    def map(self, tensor: Tensor, rows: Axis, columns: Axis, box_rows: int, panel: int) -> str:
-        """The parameter that says how a tensor is copied in boxes."""
+    def map(
+        self, tensor: Tensor, rows: Axis, columns: Axis, box_rows: int, panel: int, panels: int = 0
+    ) -> str:
+        """The parameter that says how a tensor is copied in boxes of so many panels; 0: of all of them."""
         places = tensor.layout.index(rows), tensor.layout.index(columns)
         number = 0
         while True:
             name = f"{tensor.name}_map{number or ''}"
-            field = Field(name, "TensorMap", ("map", tensor.id, tensor.storage, *places, box_rows, panel))
+            box = box_rows, panel, panels
+            field = Field(name, "TensorMap", ("map", tensor.id, tensor.storage, *places, *box))
             if self._maps.setdefault(name, field) == field:
                 return f"p.{name}"
             number += 1
 
     def section(self, axis: Axis, bytes_: int, most_bytes: int) -> str:
         """The parameter that says how many positions of the grid's axes share a cache."""
-        self._section = Field("section", "int32", ("section", axis, bytes_, most_bytes))
-        return "p.section"
+        number = 0
+        while True:
+            name = f"section{number or ''}"
+            field = Field(name, "int32", ("section", axis, bytes_, most_bytes))
+            if self._sections.setdefault(name, field) == field:
+                return f"p.{name}"
+            number += 1
 
     def constant(self, node: Node, value: float | int | bool) -> str:
         """The name of a number computed from fixed lengths."""
@@ -342,8 +350,7 @@ class Parameters:
                 yield Field(f"{tensor.name}_{axis}_size", "int32", ("extent", at, i))
         for axis in self._axes():
             yield Field(self.length(axis)[2:], "int32", ("length", axis))
-        if self._section is not None:
-            yield self._section
+        yield from self._sections.values()
         for stored, ctype in (
             ("int", "int32"),
             ("float", "float"),

@@ -7,26 +7,51 @@ how a maximum may lag behind, and how results leave.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from fagen.derive.intervals import OWN_FIRST, OWN_LAST
 from fagen.derive.invariance import free_references
 from fagen.derive.running import old
 from fagen.derive.signs import falls
+from fagen.derive.terms import term_of
 from fagen.derive.unscale import common_factor
-from fagen.derive.walk import State, Walk
-from fagen.emit.code import PRODUCT
-from fagen.emit.forward import LoopBuilder
+from fagen.derive.vanish import limits
+from fagen.derive.walk import Partial, Product, State, Walk
+from fagen.emit.cexpr import HEAD
+from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Variable
+from fagen.emit.forward import LoopBuilder, Term
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
-from fagen.emit.texts import ForwardLoop, ProductText, StateText, TileText, WalkText
+from fagen.emit.texts import (
+    ForwardLoop,
+    Phase,
+    ProductText,
+    StateText,
+    StoresText,
+    StoreText,
+    TileText,
+    WalkText,
+)
 from fagen.ir import graph as ir
-from fagen.ir.graph import ONE, Axis, Input, Map, Node
+from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Input, Map, Node
 from fagen.plan.plan import STORAGE_BYTES, Roles
 from fagen.plan.space import CHUNK
-from fagen.plan.warpgroups import GROUP_ROWS, REGISTERS, SEEKING_REGISTERS, WORKS, padded, panel_columns
+from fagen.plan.warpgroups import (
+    ADDER_REGISTERS,
+    GROUP_ROWS,
+    PART,
+    PARTS,
+    WORKS,
+    group_registers,
+    levels,
+    padded,
+    panel_columns,
+    visit_count,
+    visit_words,
+)
 
 _PLACES = {
     "works": "WORKS_AT",
@@ -34,6 +59,13 @@ _PLACES = {
     "own_pipe": "ROW_PIPE_AT",
     "walk_pipe": "COLUMN_PIPE_AT",
     "sum_pipe": "SUM_PIPE_AT",
+    "values": "VALUES_AT",
+    "value_pipe": "VALUE_PIPE_AT",
+    "handed": "HANDED_AT",
+    "parts": "PARTS_AT",
+    "places": "PLACES_AT",
+    "hand_pipe": "HAND_PIPE_AT",
+    "part_pipe": "PART_PIPE_AT",
 }
 _QUAD_COLUMNS = 32
 """Columns that four lanes exchange at once."""
@@ -66,9 +98,55 @@ class CopyText:
 
 
 @dataclass(frozen=True)
+class LevelText:
+    """What is made of a tile at once: products, then what they are weighed to, then the sums of that."""
+
+    number: int
+    products: tuple[ProductText, ...]
+    phase: Phase
+
+    @property
+    def sums(self) -> list[StateText]:
+        """Sums of products."""
+        return [state for state in self.phase.states if state.share]
+
+    @property
+    def weights(self) -> list[str]:
+        """The arrays of weights that it fills, each once."""
+        return list(dict.fromkeys(state.weights for state in self.sums))
+
+
+@dataclass(frozen=True)
+class AddedText:
+    """A sum over the rows of all blocks, to which each tile adds its part."""
+
+    weights: str
+    """The array of weights that consumers hand over."""
+    weight: str
+    """What they are rounded to."""
+    operand: CopyText
+    """The tile of rows that they are multiplied by."""
+    map: str
+    """The parameter that says how the sum lies."""
+    features: str
+    others: tuple[str, ...]
+    """Positions along the other axes of the sum, the nearest first."""
+    equation: str
+
+    @property
+    def places(self) -> str:
+        """The other positions, as elements."""
+        return ", ".join([*self.others, *["0"] * (2 - len(self.others))])
+
+
+@dataclass(frozen=True)
 class ForwardRoles(ForwardLoop):
     """What the template reads of a kernel."""
 
+    parts: tuple[AddedText, ...]
+    """Sums over the rows of all blocks."""
+    levels: tuple[LevelText, ...]
+    """Of the one walk, where the products and sums of a tile are made level by level."""
     own_copies: tuple[CopyText, ...]
     walk_copies: tuple[tuple[CopyText, ...], ...]
     """Of each walk, those of its products."""
@@ -79,6 +157,8 @@ class ForwardRoles(ForwardLoop):
     out: CopyText | None
     """The tile through which they leave."""
     section: str
+    ascends: bool
+    """Whether rows have the less to do the later they come, and the first tile is the one to begin with."""
 
     @property
     def roles(self) -> Roles:
@@ -108,7 +188,8 @@ class ForwardRoles(ForwardLoop):
     @property
     def chained(self) -> bool:
         """Whether the last sums of one work are made with the first products of the next."""
-        return len(self.walks) == 1 and bool(self.walks[0].weighted) and bool(self.walks[0].products)
+        (first, *others) = self.walks
+        return not others and not self.levels and bool(first.weighted) and bool(first.products)
 
     @property
     def turns(self) -> bool:
@@ -130,7 +211,8 @@ class ForwardRoles(ForwardLoop):
     @property
     def passes_over(self) -> bool:
         """Whether a consumer may have nothing to do on a tile that another one needs."""
-        return self.chained and self.roles.consumers > 1 and self.refined(self.walks[0])
+        several = (self.chained or bool(self.levels)) and self.roles.consumers > 1
+        return several and self.refined(self.walks[0])
 
     def refined(self, walk: WalkText) -> bool:
         """Whether what is known of a block's tile is asked for the rows of each consumer: a range is."""
@@ -143,7 +225,25 @@ class ForwardRoles(ForwardLoop):
         ]
         texts += [text for pair in walk.loop.ranges for text in pair]
         cheap = not any(re.search(r"partition_point|\[", text) for text in texts)
-        return cheap and self.row_axis is not None and bool(walk.loop.ranges or walk.loop.full)
+        tested = bool(walk.loop.ranges or walk.loop.full or self.parts)
+        return cheap and self.row_axis is not None and tested
+
+    def full_of(self, walk: WalkText, rows: str) -> str:
+        """Whether every element counts of a tile and of so many rows; of sums over rows those past the last
+        are no part."""
+        full = self.full(walk)
+        if not self.parts or self.row_axis is None:
+            return full
+        return f"{full} && block.{self.row_axis}_start + {rows} <= {self.length(self.row_axis)}"
+
+    def visit_of(self, ring: str) -> str:
+        """Where a tile is announced."""
+        return f"{self.visit_words} * " + (f"({ring}.count % VISITS)" if self.parts else f"{ring}.stage()")
+
+    @property
+    def visits(self) -> str:
+        """How many words announce tiles."""
+        return f"{self.visit_words} * {'VISITS' if self.parts else 'STAGES'}"
 
     def reads_to_test(self, walk: WalkText) -> bool:
         """Whether columns are read for the test of a tile's elements alone."""
@@ -183,7 +283,12 @@ class ForwardRoles(ForwardLoop):
     def update_parameters(self, walk: WalkText) -> list[str]:
         """What the functions of a walk's tile may take."""
         arrays = [f"float (&{name})[ROWS]" for name in self.rescale_fields(walk)]
-        return [*super().update_parameters(walk), "int row0", *arrays]
+        if self.levels:
+            arrays += [f"{array.ctype} (&{array.name})[ROWS][COLUMNS]" for array in walk.arrays]
+            arrays += [
+                f"Left<{state.weight}> (&rounded_{state.weights})[COLUMNS / 4]" for state in walk.weighted
+            ]
+        return [*super().update_parameters(walk), "int row0", "uint32 stage", *dict.fromkeys(arrays)]
 
     @property
     def all_weighted(self) -> list[StateText]:
@@ -200,20 +305,128 @@ class ForwardRoles(ForwardLoop):
         """What functions on results may take of them."""
         return [f"float (&{state.name})[ROWS][{state.share}]" for state in self.all_weighted]
 
-    @property
-    def result(self) -> str:
+    def result_of(self, outputs: StoresText) -> str:
         """The sums whose place a result takes."""
-        return self.all_weighted[0].name
-
-    @property
-    def out_tensor(self) -> Tensor:
-        """Where the result with features goes."""
-        return self.feature_outputs[0].stores[0].tensor
+        (store,) = outputs.stores
+        return _sums_of(store, [state.name for state in self.all_weighted])[0]
 
     @property
     def has_sums(self) -> bool:
-        """Whether any walk has weighted sums."""
+        """Whether any tiles are copied that the first products of a tile don't read."""
         return any(self.sum_copies)
+
+    @property
+    def walk_uses(self) -> tuple[int, int]:
+        """For the two pipes of a walk made level by level, the last use of a tile: the products of level i
+        (2 i), or its sums (2 i + 3), which are made beside the products of the next level.
+
+        What the first products read is announced with the tile, and kept until all of it is done.
+        """
+        last = {copy.name: 0 for copy in (*self.walk_copies[0], *self.sum_copies[0])}
+        for level in self.levels:
+            for product in level.products:
+                last |= {other.name: 2 * level.number for _, other in self.factors(product)}
+            last |= {
+                self.copy_of(state.operand).name: 2 * level.number + 3
+                for state in level.sums
+                if state.operand is not None
+            }
+        final = 2 * self.levels[-1].number + 3
+        return final, max((last[copy.name] for copy in self.sum_copies[0]), default=-1)
+
+    def place_of(self, level: LevelText, name: str) -> str:
+        """The array of earlier products whose place a product or an array of weights may take."""
+        products = [product.name for product in level.products]
+        if name in products:  # those of the first level are there while others are made
+            earlier, number = self.levels[0].products, products.index(name)
+            place = earlier[number].name if number < len(earlier) else ""
+            return "" if not place or self.read_from(place, 1) else place
+        place = products[0] if products and name == level.weights[0] else ""
+        return "" if not place or self.read_from(place, level.number + 1) else place
+
+    def read_from(self, name: str, number: int) -> bool:
+        """Whether levels from ``number`` on read an array."""
+        phases = (level.phase for level in self.levels[number:])
+        texts = (self.text_of(phase, self.walks[0], False) for phase in phases)
+        return any(re.search(rf"\b{name}\[", text) for text in texts)
+
+    @property
+    def brings_values(self) -> bool:
+        """Whether a warp brings what is known of each column."""
+        return bool(self.levels) and bool(self.column)
+
+    @property
+    def masks_rows(self) -> bool:
+        """Whether a mask is of rows that are not there as well: they are no part of sums over rows."""
+        return bool(self.parts)
+
+    @property
+    def row_readers(self) -> int:
+        """Who frees the rows of a consumer: its leader, or each warp that reads them."""
+        return 4 * (1 + self.roles.adders) if self.levels else 1
+
+    @property
+    def adder_registers(self) -> int:
+        """Registers of a thread that adds parts of sums."""
+        return ADDER_REGISTERS
+
+    @property
+    def value_fields(self) -> list[Variable]:
+        """What is known of a column."""
+        return self.scope.fields(COLUMN)
+
+    @property
+    def column_read(self) -> str:
+        """What is known of a thread's column ``c`` of a tile."""
+        return "known_column(stage, lane, c)" if self.brings_values else super().column_read
+
+    @property
+    def outer_names(self) -> str:
+        """Positions of the outer axes."""
+        return ", ".join(map(axis_name, self.outer_axes))
+
+    @property
+    def outer_firsts(self) -> str:
+        """The first positions of the outer axes, as further arguments."""
+        return ", 0" * len(self.outer_axes)
+
+    @property
+    def outer_visited(self) -> str:
+        """Those that a tile was announced with, as further arguments."""
+        return "".join(f", visit[{2 + i}]" for i in range(len(self.outer_axes)))
+
+    @property
+    def outer_positions(self) -> str:
+        """Those that a tile is announced with, as further elements."""
+        return "".join(f", {axis_name(axis)}" for axis in self.outer_axes)
+
+    @property
+    def outer_moved(self) -> str:
+        """Whether a tile is announced with others than those before."""
+        moved = (f"visit[{2 + i}] != block.{axis_name(a)}" for i, a in enumerate(self.outer_axes))
+        return " || ".join(moved)
+
+    @property
+    def is_last(self) -> str:
+        """Whether a tile is the last of a work."""
+        ends = [f"{axis_name(axis)} == {self.length(axis)} - 1" for axis in self.outer_axes]
+        return " && ".join(["next < 0", *ends])
+
+    @property
+    def follows_outer(self) -> bool:
+        """Whether consumers need to know at which positions of the outer axes a tile is."""
+        if not self.outer_axes:
+            return False
+        (walk,) = self.walks
+        texts = [statement.text for statement in walk.row]
+        texts += [self.text_of(phase, walk, True) for phase in walk.phases]
+        texts.append(self.text_of_mask(walk))
+        return any("block." in text for text in texts)
+
+    @property
+    def visit_words(self) -> int:
+        """Words in which a tile is announced."""
+        return visit_words(len(self.outer_axes))
 
     @property
     def walk_tiles(self) -> list[CopyText]:
@@ -248,7 +461,7 @@ class ForwardRoles(ForwardLoop):
         if self.searches(walk):
             return False
         states = self.scope.kernel.stage.walks[self.walks.index(walk)].states
-        return any(state.op == "max" and falls(state.value, self.walk_axis) for state in states)
+        return self.ascends or any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
 
     def first_visited(self, walk: WalkText) -> str:
         """The tile that comes first in a walk that visits all of them."""
@@ -274,7 +487,7 @@ class ForwardRoles(ForwardLoop):
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
-        return (SEEKING_REGISTERS if self.by_warp else REGISTERS)[self.roles.consumers]
+        return group_registers(self.roles, self.brings_values or self.by_warp)
 
 
 def forward_roles(scope: Scope) -> ForwardRoles:
@@ -286,6 +499,11 @@ class _Builder(LoopBuilder):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.free = {reference.maximum for reference in free_references(scope.kernel.stage)}
+        self.levels_made = levels(self.stage)
+        if self.levels_made:
+            scope.splitter.places.element = "[r][c]"
+            (walk,) = self.stage.walks
+            self.rounds = all(state.features for state in walk.states)
 
     # ------------------------------------------------------------------------------------------ in registers
 
@@ -298,6 +516,9 @@ class _Builder(LoopBuilder):
     def tile(self, side: str, record: str, node: Node, columns: Axis) -> TileText:
         """The tile of a tensor, which is copied as it lies in memory: no element of it is computed."""
         key = (side, node, columns)
+        read = side.replace("operand", "walk"), node, columns
+        if self.levels_made and read in self.tiles:
+            return self.tiles[read]
         if key in self.tiles:
             return self.tiles[key]
         assert isinstance(node, Input)
@@ -329,6 +550,68 @@ class _Builder(LoopBuilder):
     def maskable(self, walk: Walk, maxima: Sequence[Node]) -> Sequence[Node]:
         """Products before what is made of them: tiles of which all elements count then need no other text."""
         return [*(product.symbol for product in walk.products), *maxima] if maxima else []
+
+    # ---------------------------------------------------------------------------------------- level by level
+
+    def levels(self, walk: Walk) -> dict[State, int]:
+        if not self.levels_made:
+            return super().levels(walk)
+        return {state: i for i, level in enumerate(self.levels_made) for state in level.states}
+
+    def known_at(self, product: Product) -> int:
+        found = (i for i, level in enumerate(self.levels_made) if product in level.products)
+        return next(found, 0)
+
+    def tested_at(self, levels: Mapping[State, int]) -> Iterable[int]:
+        return sorted(set(levels.values())) if self.levels_made else super().tested_at(levels)
+
+    def from_weights(
+        self,
+        terms: Mapping[State, Term],
+        weights: Mapping[Term, str],
+        levels: Mapping[State, int],
+        leaves: dict[Node, Code],
+    ) -> Mapping[State, Term]:
+        """A weight is kept for later levels as it is rounded, in half the registers."""
+        if not self.levels_made:
+            return terms
+        found = dict(terms)
+        for state, level in levels.items():
+            known: dict[Node, Node] = {}
+            for other, at in levels.items():
+                value, condition = terms[other]
+                if at < level and other.features and condition is None:
+                    name = weights[terms[other]]
+                    known[value] = symbol = ir.Symbol(f"rounded_{name}", value.axes, "float")
+                    text, place = f"value_of(rounded_{name}, r, c)", ELEMENT._replace(phase=at + 1)
+                    leaves[symbol] = self.scope.codes.leaf(text, "float", place)
+            value, condition = terms[state]
+            found[state] = ir.substitute(value, known), condition
+        return found
+
+    def sum_tile(self, number: int, walk: Walk, state: State) -> tuple[TileText, str]:
+        """A tile that a product reads as well is that one."""
+        if not self.levels_made:
+            return super().sum_tile(number, walk, state)
+        (axis,) = state.features
+        place = cast(Node, state.operand), axis
+        tiles = list(dict.fromkeys((term.walk, term.over) for p in walk.products for term in p.terms))
+        weighted = ((s.operand, s.features[0]) for s in walk.states if s.operand is not None)
+        apart = list(dict.fromkeys(each for each in weighted if each not in tiles))
+        record = f"walk{tiles.index(place)}" if place in tiles else f"operand{apart.index(place)}"
+        return self.tile(f"operand{number}", record, *place), record
+
+    def masked(self, walk: Walk) -> Node | None:
+        """Of products made level by level also a product: a term that does not count is one with 0 then."""
+        found = super().masked(walk)
+        sums = all(state.features and term_of(state)[1] is None for state in walk.states)
+        if found is not None or not self.levels_made or not sums:
+            return found
+        for product in self.levels_made[0].products:
+            rests = (ir.substitute(s.value, {product.symbol: MINUS_INF}) for s in walk.states)
+            if all(limits(rest) is ZERO for rest in rests):
+                return product.symbol
+        return None
 
     def slack(self, state: State) -> str | None:
         """The factor of a free maximum in the exponents that are measured from it."""
@@ -372,6 +655,22 @@ class _Builder(LoopBuilder):
                 ", ".join([f"LANES = 4, ROWS = 2, COLUMNS = {walk} / LANES", *shares]),
                 "of a consumer's thread",
             ),
+            *(
+                [("int", f"VALUES = {len(self.scope.fields(COLUMN))}", "known of each column")]
+                if self.levels_made and self.column
+                else []
+            ),
+            *(
+                [
+                    (
+                        "int",
+                        f"VISITS = {visit_count(roles)}, PARTS = {PARTS}",
+                        "tiles announced at once, buffers of parts of sums",
+                    )
+                ]
+                if roles.adders
+                else []
+            ),
             *([("float", "SLACK = 5.5f", "a free maximum may be exceeded by so much")] if self.free else []),
             (
                 "uint32",
@@ -396,23 +695,82 @@ class _Builder(LoopBuilder):
             for side, found in ((f"walk{number}", walks), (f"operand{number}", sums)):
                 tiles = [(key, tile) for key, tile in self.tiles.items() if key[0] == side]
                 found.append(tuple(self.copied(key[1], tile, kernel.block_walk) for key, tile in tiles))
-        out = self.out(loop)
-        staged = out is not None and kernel.roles.own_stages == 2 and bool(own)
-        if out is not None and own:  # it leaves through the place of the rows it was made from
-            sizes = [padded(self._size(tile.column_axis)) for tile in (out.tile, own[0].tile)]
-            staged = staged and sizes[0] <= sizes[1]
+        made = self.level_texts(loop)
+        if made:  # tiles that the first products read come first
+            first = {other.name for product in made[0].products for _, other in product.factors}
+            every = (*walks[0], *sums[0])
+            walks = [tuple(copy for copy in every if copy.name in first)]
+            sums = [tuple(copy for copy in every if copy.name not in first)]
+        outs = self.outs(loop)
+        # a result may leave through the place of the rows it was made from
+        staged = len(outs) == 1 and kernel.roles.own_stages == 2 and bool(own) and not made
+        if staged:
+            sizes = [padded(self._size(tile.column_axis)) for tile in (outs[0].tile, own[0].tile)]
+            staged = sizes[0] <= sizes[1]
         epilogue: Literal["staged", "quads", "elements"] = "staged" if staged else "elements"
-        if out is not None and not staged and self._size(out.tile.column_axis) % _QUAD_COLUMNS == 0:
+        if outs and not staged and all(self._size(o.tile.column_axis) % _QUAD_COLUMNS == 0 for o in outs):
             epilogue = "quads"
         return ForwardRoles(
             **_members(loop),
+            parts=tuple(self.added(partial, loop, own) for partial in self.stage.walks[0].partials),
+            levels=made,
             own_copies=tuple(own),
             walk_copies=tuple(walks),
             sum_copies=tuple(sums),
             epilogue=epilogue,
-            out=out if staged else None,
+            out=outs[0] if staged else None,
             section=self.section(),
+            ascends=self.ascends(loop),
         )
+
+    def inside(self) -> str:
+        """Sums over rows are of those that are there."""
+        column = super().inside()
+        return f"row.inside && {column}" if self.stage.walks[0].partials else column
+
+    def added(self, partial: Partial, loop: ForwardLoop, own: Sequence[CopyText]) -> AddedText:
+        """A sum over the rows of all blocks."""
+        (axis,) = partial.features
+        tile = self.tiles["own", partial.operand, axis]
+        tensor = self.scope.parameters.buffer(partial.name)
+        state = next(s for s in self.levels_made[-1].states if s.value == partial.value)
+        text = next(text for text in loop.walks[0].states if text.name == state.symbol.name)
+        lower, shown = self.scope.lowering({}), self.scope.shown
+        others = [each for each in tensor.layout if each not in (self.walk_axis, axis)]
+        places = [lower.position(each).form for each in reversed(others)]
+        if {"hk", "g"} <= set(others):  # they are one axis
+            places[:2] = [self.scope.grid[HEAD].form]
+        return AddedText(
+            weights=text.weights,
+            weight=text.weight,
+            operand=next(copy for copy in own if copy.tile is tile),
+            map=self.scope.parameters.map(tensor, self.walk_axis, axis, PART, PART // 2, 2),
+            features=self.scope.length(axis),
+            others=tuple(places),
+            equation=f"{tensor.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}",
+        )
+
+    def level_texts(self, loop: ForwardLoop) -> tuple[LevelText, ...]:
+        """What is made of a tile level by level."""
+        if not self.levels_made:
+            return ()
+        (walk,) = loop.walks
+        products = {product.name: product for product in walk.products}
+        return tuple(
+            LevelText(i, tuple(products[p.symbol.name] for p in level.products), walk.phases[i])
+            for i, level in enumerate(self.levels_made)
+        )
+
+    def ascends(self, loop: ForwardLoop) -> bool:
+        """Whether the rows of a block bound where its walk begins, and not where it ends."""
+        (walk, *others), (ranges, *_) = loop.walks, self.kernel.ranges
+        if others or not self.levels_made or ranges is None or len(ranges.ranges) != 1 or walk.loop.skip:
+            return False
+        begin, end = (
+            ir.depends(bound, [OWN_FIRST, OWN_LAST])
+            for bound in (ranges.ranges[0].begin, ranges.ranges[0].end)
+        )
+        return begin and not end
 
     def copied(self, node: Node, tile: TileText, rows: int) -> CopyText:
         """How a tile is copied."""
@@ -433,11 +791,19 @@ class _Builder(LoopBuilder):
             others=tuple(lower.position(axis).form for axis in reversed(others)),
         )
 
-    def out(self, loop: ForwardLoop) -> CopyText | None:
-        """The tile through which the one result with features may leave; None where it can't."""
-        if len(loop.feature_outputs) != 1 or len(loop.feature_outputs[0].stores) != 1:
+    def outs(self, loop: ForwardLoop) -> tuple[CopyText, ...]:
+        """The tile through which each result with features may leave; none where one can't."""
+        found = [self.out(outputs) for outputs in loop.feature_outputs]
+        names = [state.name for walk in loop.walks for state in walk.weighted]
+        used = [name for outputs in loop.feature_outputs for name in _sums_of(outputs.stores[0], names)]
+        if len(found) > 1 and len(used) != len(set(used)):
+            return ()
+        return tuple(copy for copy in found if copy) if all(found) else ()
+
+    def out(self, outputs: StoresText) -> CopyText | None:
+        """The tile through which a result with features may leave; None where it can't."""
+        if len(outputs.stores) != 1:
             return None
-        outputs = loop.feature_outputs[0]
         tensor, axis = outputs.stores[0].tensor, outputs.axis
         assert axis is not None
         size = self._size(axis)
@@ -465,6 +831,10 @@ class _Builder(LoopBuilder):
         masked = any(ranges is not None for ranges in self.kernel.ranges)
         bytes_ = sum(2 * self._size(key[2]) for key in self.tiles if key[0] != "own")
         return self.scope.parameters.section(self.walk_axis, bytes_ if masked else 0, _CACHE_BYTES)
+
+
+def _sums_of(store: StoreText, names: Sequence[str]) -> list[str]:
+    return [name for name in names if re.search(rf"\b{name}\b", store.number)]
 
 
 def _members(loop: ForwardLoop) -> dict[str, Any]:

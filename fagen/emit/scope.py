@@ -160,7 +160,7 @@ class Routines:
         """The parameters of ``name``: those of ``parameters`` (``type name``) whose name ``body`` says."""
         kept = []
         for declared in parameters:
-            own = re.findall(r"\w+", re.sub(r"\[\w*\]", "", declared))[-1]
+            own = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", declared))[-1]
             if re.search(rf"\b{own}\b", body):
                 kept.append((declared, own))
         self._parameters[name] = kept

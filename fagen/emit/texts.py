@@ -393,6 +393,16 @@ class ForwardLoop:
         return bool(self.grid_axes or self.row_axis or self.scope.fields(BLOCK))
 
     @property
+    def masks_rows(self) -> bool:
+        """Whether a mask is of rows that are not there as well."""
+        return False
+
+    @property
+    def column_read(self) -> str:
+        """What is known of a thread's column ``c`` of a tile."""
+        return "columns[c]"
+
+    @property
     def products(self) -> bool:
         """Whether any walk has one."""
         return any(walk.products for walk in self.walks)

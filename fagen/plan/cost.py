@@ -20,6 +20,7 @@ from fagen.derive.intervals import RangePlan
 from fagen.derive.walk import Stage
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Scalar
+from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan, Problem, Roles, Tiling
 from fagen.plan.profile import LOOPS, Access, Lengths, Profile, Slots, profile, stage_roots
@@ -305,8 +306,12 @@ class Model:
         issue += WARPGROUP_SLOTS * tiles.rows * tiles.columns
         read = sum(2 * depth * (tiles.block_own + roles.consumers * tiles.block_walk) for depth in inner)
         read += sum(2 * roles.consumers * tiles.block_walk * width for width in features)
+        # what is handed over is written and read again for each part, as are the parts
+        for width in step.partials:
+            read += 2 * area * (1 + width // warpgroups.PART)
+            read += 2 * tiles.block_walk * width * (tiles.block_own // warpgroups.PART + 4)
         busy = (
-            area * (sum(inner) + sum(features)) / arch.tensor16_fma_per_cycle,
+            area * (sum(inner) + sum(features) + sum(step.partials)) / arch.tensor16_fma_per_cycle,
             issue / (SCHEDULERS * arch.warp),
             special / arch.exp_per_cycle,
             read / arch.shared_bytes_per_cycle,

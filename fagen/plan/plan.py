@@ -120,8 +120,8 @@ class SharedTile:
         return self.rows * self.pitch * STORAGE_BYTES[self.storage]
 
 
-PRODUCER_THREADS = 128
-"""A warpgroup whose one thread has tiles copied."""
+WARPGROUP = 128
+"""Threads; those of one whose one thread has tiles copied, too."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,9 @@ class Roles:
     """Buffers, used in turn, of each tile of the walk."""
     own_stages: int
     """Buffers of each tile of rows."""
+    adders: int = 0
+    """Warpgroups that multiply what consumers hand over, and have the parts of sums that gives added to
+    memory."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class KernelPlan:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.rows * self.columns + (PRODUCER_THREADS if self.roles else 0)
+        return self.rows * self.columns + (WARPGROUP * (1 + self.roles.adders) if self.roles else 0)
 
     @property
     def feature_axis(self) -> Axis | None:

@@ -36,7 +36,7 @@ from fagen.plan.tiling import (
 
 WITH_ROLES = ("sm90",)
 """Families whose warps have roles: some copy, others multiply."""
-ADDING = ("sm80",)
+ADDING = ("sm80", "sm90")
 """Families that add partial sums to memory."""
 WITHOUT_ROLES = "sm80"
 """The family that runs what of a backward direction those can't."""
@@ -193,10 +193,7 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     if problem.family is None:
         if problem.tiling != "registers":
             return ("simt",)
-        order = arch.families[::-1]
-        if problem.graph.direction == "backward":  # warps with roles come last there
-            order = tuple(sorted(order, key=WITH_ROLES.__contains__))
-        return order
+        return arch.families[::-1]
     if problem.family not in arch.families:
         where = arch.said if arch.emulated else f"{arch.name} ({arch.target})"
         raise PlanError(
@@ -204,9 +201,7 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
             works=f"family= takes {', '.join(sorted(arch.families))} there",
         )
     if problem.graph.direction == "backward" and problem.family in WITH_ROLES:
-        return tuple(
-            family for family in arch.families if family == problem.family or family == WITHOUT_ROLES
-        )
+        return (problem.family, *(family for family in arch.families if family == WITHOUT_ROLES))
     return (problem.family,)
 
 
@@ -286,7 +281,7 @@ def _choose(
         how = "forward_roles" if roles else _loop_of(stage, schedule, family)
         counts = profile(stage, schedule if roles else how, axis, problem)
         reason = warpgroups.misfit(stage, problem, axis) if roles else None
-        if any(walk.partials for walk in stage.walks):
+        if reason is None and any(walk.partials for walk in stage.walks):
             reason = _not_added(stage, family, axis, counts)
         if reason is not None:
             misfits.append(Rejected(family, reason))

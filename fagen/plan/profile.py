@@ -10,6 +10,7 @@ from typing import TypeAlias
 from fagen.derive.walk import Stage, Walk
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
+from fagen.plan import warpgroups
 from fagen.plan.layout import nearest
 from fagen.plan.plan import STORAGE_BYTES, Problem, Schedule, Storage
 
@@ -118,6 +119,8 @@ class Pass:
     """Inner length of each contraction."""
     operands: tuple[int, ...]
     """Features of each distinct operand of weighted states that has a tile of its own."""
+    apart: tuple[int, ...]
+    """Features of those that no product reads."""
     weighted: tuple[int, ...]
     """Features of each weighted state."""
     rescaled: tuple[int, ...]
@@ -137,6 +140,8 @@ class Pass:
     """Values of each column that its elements need beside its position."""
     elements: int
     """Values that each element reads for itself, random bits among them."""
+    levels: tuple[int, ...]
+    """Products of each level, where a warpgroup makes them level by level."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +262,9 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
                 walk_tiles=tuple(sizes.get(over, 0) for _, over in walk_operands),
                 terms=tuple(sizes.get(term.over, 0) for term in terms),
                 operands=tuple(sizes.get(axis, 0) for _, (axis,) in operands),
+                apart=tuple(
+                    sizes.get(axis, 0) for node, (axis,) in operands if (node, axis) not in walk_operands
+                ),
                 weighted=tuple(sizes.get(axis, 0) for _, (axis,) in weighted),
                 rescaled=tuple(
                     sizes.get(axis, 0) for s in walk.states if s.rescale is not None for axis in s.features
@@ -279,6 +287,7 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
                     isinstance(node, Input | Load | Random) and {tile_axis, stage.walk} <= set(node.axes)
                     for node in ir.walk(weighed)
                 ),
+                levels=tuple(len(level.products) for level in warpgroups.levels(stage)),
             )
         )
     features = [axis for walk in stage.walks for state in walk.states for axis in state.features]

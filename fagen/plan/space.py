@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
-from fagen.plan.plan import PRODUCER_THREADS, STORAGE_BYTES, Roles, SharedTile, Storage, Tiling
+from fagen.plan.plan import STORAGE_BYTES, WARPGROUP, Roles, SharedTile, Storage, Tiling
 from fagen.plan.profile import LOOPS, PLAIN_SLOTS, RANDOM_SLOTS, Pass, Profile
 
 PAD = 4
@@ -56,14 +56,15 @@ class Tiles:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.rows * self.columns + (PRODUCER_THREADS if self.roles else 0)
+        return self.rows * self.columns + (WARPGROUP * (1 + self.roles.adders) if self.roles else 0)
 
     def __str__(self) -> str:
         sides = [self.block_own, self.block_walk, self.block_inner, self.block_feature]
         size = " x ".join(str(side) for side in sides if side)
         if self.roles:
             buffers = f"{self.roles.own_stages} + {self.roles.stages} buffers"
-            return f"{size}, {self.roles.consumers} consumers, {buffers}"
+            adds = ", parts added" if self.roles.adders else ""
+            return f"{size}, {self.roles.consumers} consumers, {buffers}{adds}"
         return f"{size}, {self.rows} x {self.columns} threads"
 
 
@@ -104,9 +105,18 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
         _twofold(place, profile.passes[0], tiles)
         return place.placed
     if tiles.roles is not None and profile.operand is not None:
-        walks = [(step.walk_tiles, step.operands) for step in profile.passes]
+        last = profile.passes[-1]
+        walks = [(step.walk_tiles, step.apart if step.levels else step.operands) for step in profile.passes]
         return warpgroups.layout(
-            tiles.roles, tiles.block_walk, profile.operand, own_tiles, walks, len(profile.grid_axes)
+            tiles.roles,
+            tiles.block_walk,
+            profile.operand,
+            own_tiles,
+            walks,
+            len(profile.grid_axes),
+            len(profile.outer),
+            len(last.levels) > 1 or bool(last.apart),
+            last.columns if last.levels else 0,
         )
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end
@@ -228,7 +238,11 @@ def registers(profile: Profile, tiles: Tiles, least: bool = False) -> int:
     most = 0
     if tiles.roles is not None:
         return max(
-            warpgroups.registers(
+            warpgroups.level_registers(
+                tiles.block_walk, step.levels, step.weighted, least or bool(step.partials)
+            )
+            if step.levels
+            else warpgroups.registers(
                 tiles.block_walk,
                 max(step.products, 1),
                 min(len(step.weighted), 1),

@@ -152,7 +152,8 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
     """Every tiling that is tried, whether it fits or not."""
     if family == "sm90":
         whole = max((size for step in counts.passes for size in step.terms), default=0)
-        for roles, columns in warpgroups.shapes():
+        (step, *_) = counts.passes
+        for roles, columns in warpgroups.shapes(int(bool(step.partials)), len(step.levels)):
             rows = warpgroups.GROUP_ROWS * roles.consumers
             yield Tiles("warpgroups", rows, columns, whole, 0, rows // 2, 4, roles)
     elif counts.schedule == "backward_loop":
@@ -241,16 +242,16 @@ def misfit(model: Model, tiles: Tiles, least: bool = False) -> str | None:
         estimate = registers(counts, tiles, least)
     if needed > arch.shared_block_bytes:
         return f"needs {needed:,} bytes of shared memory, {arch.said} has {arch.shared_block_bytes:,}"
-    limit = _limit(tiles, arch)
+    limit = registers_allowed(tiles, arch, counts)
     if estimate > limit:
         return f"needs about {estimate} registers in each of {tiles.threads} threads, {arch.said} has {limit}"
     return None
 
 
-def _limit(tiles: Tiles, arch: Arch) -> int:
+def registers_allowed(tiles: Tiles, arch: Arch, counts: Profile) -> int:
     """Registers that a thread may have, one of a consumer where warps have roles."""
     if tiles.roles is not None:
-        return warpgroups.consumer_registers(tiles.roles)
+        return warpgroups.group_registers(tiles.roles, _brings_values(counts))[1]
     return registers_limit(arch, tiles.threads)
 
 
@@ -286,11 +287,16 @@ def _order(ranked: Ranked) -> tuple[float, int, int, str, int]:
     return cost.seconds, cost.shared_bytes, cost.registers, str(ranked.tiles), -ranked.blocks
 
 
+def _brings_values(counts: Profile) -> bool:
+    """Whether a warp of its own brings what is known of each column."""
+    return any(step.levels and step.columns for step in counts.passes)
+
+
 def spare_registers(model: Model, tiles: Tiles, blocks: int) -> int:
     """Registers that a thread may have beyond those it is estimated to need."""
     estimate = model.needs(tiles)[1]
     if tiles.roles is not None:
-        return warpgroups.consumer_registers(tiles.roles) - estimate
+        return warpgroups.group_registers(tiles.roles, _brings_values(model.profile))[1] - estimate
     return registers_limit(model.arch, tiles.threads * blocks) - estimate
 
 
@@ -359,7 +365,9 @@ def refusal(
             (
                 max(0, shared_bytes(counts, tiles) - arch.shared_block_bytes),
                 max(
-                    0, registers(counts, tiles, least=True) - min(_limit(tiles, arch), arch.registers_thread)
+                    0,
+                    registers(counts, tiles, least=True)
+                    - min(registers_allowed(tiles, arch, counts), arch.registers_thread),
                 ),
             )
             for tiles in candidates(counts, problem, family)

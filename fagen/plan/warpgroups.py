@@ -5,12 +5,14 @@ What such a block needs in shared memory and registers, which stages it can run,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product as pairs
 
-from fagen.derive.walk import Stage
+from fagen.derive.walk import Product, Stage, State, Walk
+from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Input, Node
-from fagen.plan.plan import Problem, Roles, Storage
+from fagen.plan.plan import STORAGE_BYTES, Problem, Roles, Storage
 
 GROUP_ROWS = 64
 """Rows of a warpgroup, the first side of its products."""
@@ -25,19 +27,80 @@ REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 """Registers of a thread of the producer and of the consumers, by the number of consumers."""
 
 SEEKING_REGISTERS = REGISTERS | {2: (40, 232)}
-"""The same where all of the producer's warp looks for tiles."""
+"""The same where all of a warp of the producer's looks for tiles, or brings values of columns."""
+ADDING_REGISTERS = {2: (32, 208)}
+"""The same where a warpgroup more adds parts of sums to memory."""
 
 MOST_EXPONENT: Mapping[Storage, float] = {"bf16": 40.0, "fp16": 10.0}
 """How far from 0 exponents may lie so that weights of a type and their sums in fp32 stay as precise."""
 
 _COORDINATES = 2
 """Axes of a tensor map beside those of a tile."""
+PART = 64
+"""Rows and features of the part of a sum that is added to memory at once."""
+PARTS = 2
+"""Buffers of such parts."""
+ADDER_REGISTERS = 64
+"""Of a thread of those that multiply what consumers hand over."""
+_OUTER_AXES = 2
+"""Positions along which are announced with a tile."""
 _FIXED_REGISTERS = 30
 """Of a consumer: positions, statistics, addresses."""
+_LEVEL_REGISTERS = 44
+"""The same of one whose products are made level by level: positions in buffers are kept for two tiles."""
+_LEAST_REGISTERS = 28
+"""What such a one does with: the first 24 hold no sums, the last two nothing."""
 _VALUE_REGISTERS = 24
 """More where columns have values: where these lie, and those of the rows that they meet."""
 _READ_REGISTERS = 52
 """More where elements read values: several are on their way at once."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """Products of a tile, and the states that wait for no others."""
+
+    products: tuple[Product, ...]
+    states: tuple[State, ...]
+
+
+def levels(stage: Stage) -> tuple[Level, ...]:
+    """How products and sums of a tile are made level by level; none where each tile's products come first.
+
+    They are where nothing is running and weighted sums are of tiles that products read as well, or the walk
+    is made again at other positions: such a tile is copied once, and the first products of the next tile run
+    beside the last sums of this one.
+    """
+    if len(stage.walks) != 1 or stage.walks[0].stores:
+        return ()
+    (walk,) = stage.walks
+    read = {(term.walk, term.over) for product in walk.products for term in product.terms}
+    weighted = [state for state in walk.states if state.operand is not None]
+    shared = any((state.operand, axis) in read for state in weighted for axis in state.features)
+    if not weighted or not (shared or stage.outer):
+        return ()
+    symbols = {state.symbol for state in walk.states}
+    if any(s.op == "max" or s.rescale is not None or _uses(s, symbols) for s in walk.states):
+        return ()
+    return _levels(walk)
+
+
+def _levels(walk: Walk) -> tuple[Level, ...]:
+    needed = {s: [p for p in walk.products if _uses(s, {p.symbol})] for s in walk.states}
+    known: list[Product] = []
+    found: list[Level] = []
+    for state in sorted(walk.states, key=lambda state: len(needed[state])):
+        more = tuple(product for product in needed[state] if product not in known)
+        known += more
+        if more or not found:
+            found.append(Level(more, (state,)))
+        else:
+            found[-1] = Level(found[-1].products, (*found[-1].states, state))
+    return tuple(found) if found[0].products else ()
+
+
+def _uses(state: State, symbols: Collection[Node]) -> bool:
+    return any(node in symbols for node in ir.walk([state.value]))
 
 
 def panel_columns(columns: int) -> int:
@@ -51,12 +114,20 @@ def padded(columns: int) -> int:
     return -(-columns // panel) * panel
 
 
-def shapes() -> Iterator[tuple[Roles, int]]:
+def shapes(adders: int = 0, levels: int = 1) -> Iterator[tuple[Roles, int]]:
     """Every shape that is tried, with the columns of a tile; few columns leave registers where little else
-    does."""
+    does.
+
+    Products of several levels wait for each other: those of whole panels do so least.
+    """
+    if adders:
+        for consumers, stages, columns in pairs(ADDING_REGISTERS, (2, 3), (PART, 2 * PART)):
+            yield Roles(consumers, stages, 1, adders), columns
+        return
     for consumers, stages, own_stages in pairs((2, 3, 4, 1), (2, 3, 4), (2, 1)):
         for columns in (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192):
-            if columns >= 64 or consumers <= 2:
+            whole = levels < 2 or columns < PART or columns % PART == 0
+            if whole and (columns >= 64 or consumers <= 2):
                 yield Roles(consumers, stages, own_stages), columns
 
 
@@ -67,18 +138,23 @@ def layout(
     own: Sequence[int],
     walks: Sequence[tuple[Sequence[int], Sequence[int]]],
     grid_axes: int,
+    outer_axes: int = 0,
+    level_by_level: bool = False,
+    values: int = 0,
 ) -> list[tuple[str, Storage, int, int, int, int, int]]:
     """The fields of each `SharedTile`, and its bytes.
 
     ``own`` has the columns of each own operand, ``walks`` of each walk those of the operands of its products
-    and of its sums; a work has a position of each of so many axes of the grid, beside its rows. A tile's
-    buffers follow one another; tiles of different walks overlap.
+    and of its sums; a work has a position of each of so many axes of the grid, beside its rows, and a tile
+    one of each of the outer axes. A tile's buffers follow one another; tiles of different walks overlap.
+    Where products are made ``level_by_level``, those after the first have a pipe of their own, and a warp
+    brings ``values`` of each column.
     """
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
-    def add(name: str, rows: int, width: int, address: int) -> int:
-        size = 2 * rows * width
-        placed.append((name, storage, rows, width, width, address, size))
+    def add(name: str, rows: int, width: int, address: int, kind: Storage = storage) -> int:
+        size = STORAGE_BYTES[kind] * rows * width
+        placed.append((name, kind, rows, width, width, address, size))
         return address + size
 
     address = 0
@@ -93,20 +169,39 @@ def layout(
             for i, length in enumerate(lengths):
                 address = add(f"{kind}{at}{i}", columns * roles.stages, padded(length), address)
         end = max(end, address)
-    sums = any(operands for _, operands in walks)
-    pipes = roles.own_stages * roles.consumers, roles.stages, roles.stages if sums else 0
+    if roles.adders:
+        end = add("handed", GROUP_ROWS * roles.consumers * roles.stages, columns, end)
+        end = add("parts", PART * PARTS, PART, end, "fp32")
+    sums = level_by_level or any(operands for _, operands in walks)
+    pipes = {
+        "own_pipe": roles.own_stages * roles.consumers,
+        "walk_pipe": roles.stages,
+        "sum_pipe": roles.stages if sums else 0,
+        "value_pipe": roles.stages if values else 0,
+        "hand_pipe": roles.stages if roles.adders else 0,
+        "part_pipe": PARTS if roles.adders else 0,
+    }
     for name, words in (
+        ("values", values * columns * roles.stages),
         ("works", WORKS * (1 + grid_axes)),
-        ("visits", 2 * roles.stages),
-        *(
-            (name, 4 * count)
-            for name, count in zip(("own_pipe", "walk_pipe", "sum_pipe"), pipes, strict=True)
-        ),
+        ("visits", visit_words(outer_axes) * visit_count(roles)),
+        ("places", 4 * PARTS if roles.adders else 0),
+        *((name, 4 * count) for name, count in pipes.items()),
     ):
         if words:
             placed.append((name, "int32", 1, words, words, end, 4 * words))
             end += -(-4 * words // 16) * 16
     return placed
+
+
+def visit_count(roles: Roles) -> int:
+    """Tiles that are announced at once: adders are as many tiles behind as consumers have buffers."""
+    return roles.stages * (1 + roles.adders)
+
+
+def visit_words(outer_axes: int) -> int:
+    """Words in which a tile is announced: where it is, and what to do on it."""
+    return 2 if not outer_axes else 4
 
 
 def registers(
@@ -133,16 +228,26 @@ def registers(
     return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
 
 
-def consumer_registers(roles: Roles) -> int:
-    """Registers that a consumer's thread may have."""
-    return REGISTERS[roles.consumers][1]
+def level_registers(columns: int, levels: Sequence[int], features: Sequence[int], least: bool = False) -> int:
+    """The same where products are made level by level, so many of them at each: those of a level, or of the
+    next one and what is kept for it, are there at once."""
+    held = max(levels) * columns // 2 + columns // 4
+    fixed = _LEAST_REGISTERS if least else _LEVEL_REGISTERS
+    return fixed + held + sum(-(-length // 8) * 4 for length in features)
+
+
+def group_registers(roles: Roles, values: bool) -> tuple[int, int]:
+    """Registers of a thread of the producer and of a consumer; a warp that brings ``values`` takes more."""
+    if roles.adders:
+        return ADDING_REGISTERS[roles.consumers]
+    return SEEKING_REGISTERS[roles.consumers] if values else REGISTERS[roles.consumers]
 
 
 def misfit(stage: Stage, problem: Problem, tile_axis: Axis | None) -> str | None:
     """Why bulk copies and products of warpgroups can't run a stage; None if they can."""
     if tile_axis is None or stage.walk is None:
         return "no axis of it has tiles of rows"
-    if stage.outer:
+    if stage.outer and (len(stage.outer) > _OUTER_AXES or not levels(stage)):
         return f"its walk is made again at each position of {', '.join(map(repr, stage.outer))}"
     for walk in stage.walks:
         for term in (term for product in walk.products for term in product.terms):
@@ -160,6 +265,22 @@ def misfit(stage: Stage, problem: Problem, tile_axis: Axis | None) -> str | None
             size = dict(problem.sizes)[axis]
             if size > MOST_COLUMNS:
                 return f"a product has at most {MOST_COLUMNS} columns, axis {axis!r} has {size}"
+    return _not_added(stage, problem)
+
+
+def _not_added(stage: Stage, problem: Problem) -> str | None:
+    """Why parts of sums can't be added to memory by such a stage; None if they can, or there are none."""
+    sizes, found = dict(problem.sizes), levels(stage)
+    for walk in stage.walks:
+        owned = {(term.own, term.over) for product in walk.products for term in product.terms}
+        for partial in walk.partials:
+            (axis,) = partial.features
+            if not found or len(walk.partials) > 1:
+                return "products of a tile that are not made level by level add no partial sums"
+            if partial.value not in [state.value for state in found[-1].states]:
+                return f"the weights of {partial.name} are not those of another sum"
+            if (partial.operand, axis) not in owned or sizes[axis] % PART or sizes[axis] > 2 * PART:
+                return f"{partial.name} has not {PART} or {2 * PART} features of a tile of rows"
     return None
 
 

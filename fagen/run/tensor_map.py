@@ -17,31 +17,33 @@ MAP_BYTES = 128
 """Size and alignment of a map."""
 
 _AXES = 5  # column in a panel, row, panel, head, batch
-_ELEMENT_BYTES = 2
+_ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+_NAMES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor of 16-bit elements over five axes: column in a panel, row, panel, head, batch.
+    """A tensor over five axes: column in a panel, row, panel, head, batch.
 
     address  of its first element, a multiple of 16
-    storage  "fp16" or "bf16"
+    storage  "fp16", "bf16" or "fp32"
     lengths  of the five axes; outside them a load gives zeros and a store writes nothing
     strides  bytes from one position of axes 1 to 4 to the next, multiples of 16; a column follows the other
-    box      positions of each axis copied at once, up to 256; ``2 * box[0]`` bytes are a panel's row: 32, 64
-             or 128, whose 16-byte chunks are permuted in shared memory
+    box      positions of each axis copied at once, up to 256; the first are a panel's row: 32, 64 or 128
+             bytes, whose 16-byte chunks are permuted in shared memory
     """
 
     address: int
-    storage: Literal["fp16", "bf16"]
+    storage: Literal["fp16", "bf16", "fp32"]
     lengths: tuple[int, int, int, int, int]
     strides: tuple[int, int, int, int]
     box: tuple[int, int, int, int, int]
 
     def for_emulator(self) -> bytes:
         """The map as ``emulator/tma.cuh`` reads it; the address comes first."""
-        panel_bytes = _ELEMENT_BYTES * self.box[0]
-        packed = struct.pack("<Q4q5I5HH", self.address, *self.strides, *self.lengths, *self.box, panel_bytes)
+        element_bytes = _ELEMENT_BYTES[self.storage]
+        sizes = element_bytes * self.box[0], element_bytes
+        packed = struct.pack("<Q4q5I5H2H", self.address, *self.strides, *self.lengths, *self.box, *sizes)
         return packed.ljust(MAP_BYTES, b"\0")
 
     def for_gpu(self) -> bytes:
@@ -67,9 +69,8 @@ class TensorMap:
 def _encoder(columns: int, storage: str) -> tuple[Any, Callable[..., Any]]:
     """The driver's functions, and the encoding of maps whose panels have so many columns."""
     cuda = driver()
-    swizzle = getattr(cuda.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_ELEMENT_BYTES * columns}B")
-    name = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}[storage]
-    data_type = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{name}")
+    swizzle = getattr(cuda.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_ELEMENT_BYTES[storage] * columns}B")
+    data_type = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_NAMES[storage]}")
     rest = (
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         swizzle,

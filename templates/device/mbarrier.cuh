@@ -10,13 +10,16 @@
 //
 //   Ring<STAGES> at                      a position in buffers used in turn: at.stage(), at.parity(), at.next(); at.before()
 //   Pipe<STAGES> pipe(address)           Pipe::BYTES of barriers for them: filled by copies, freed by their readers
-//   pipe.init(readers)                   by one thread; so many threads or warps free a buffer
+//   pipe.init(readers)                   by one thread; so many threads or warps free a buffer; with a further
+//                                        argument `writers` so many fill it, else one
 //   pipe.wait_free(at)                   by the thread that fills: until the buffer is free
 //   pipe.fill(at, bytes)                 by it, then: announces the bytes and gives the barrier on which copies report
 //   pipe.refill(at, bytes)               both
+//   pipe.fill_by_warp(at)                by all of a warp instead: its threads have written
 //   pipe.wait(at)                        until the buffer is filled
 //   pipe.free(at)                        by one thread, once all it stands for have waited and read
-//   pipe.pass(at)                        by all of a warp, whose threads have waited and read: frees, on to the next
+//   pipe.free_by_warp(at)                by all of a warp: its threads have waited and read
+//   pipe.pass(at)                        the same, and on to the next
 #pragma once
 
 #include "shared.cuh"
@@ -83,10 +86,10 @@ struct Pipe {
   __device__ __forceinline__ Barrier filled(uint32 stage) const { return Barrier(address + stage * 16); }
   __device__ __forceinline__ Barrier freed(uint32 stage) const { return Barrier(address + stage * 16 + 8); }
 
-  __device__ __forceinline__ void init(int readers) const {
+  __device__ __forceinline__ void init(int readers, int writers = 1) const {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
-      ::init(filled(stage), 1);
+      ::init(filled(stage), writers);
       ::init(freed(stage), readers);
     }
   }
@@ -108,9 +111,18 @@ struct Pipe {
     return fill(at, bytes);
   }
 
-  __device__ __forceinline__ void pass(Ring<STAGES>& at) const {
+  __device__ __forceinline__ void fill_by_warp(Ring<STAGES> at) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(filled(at.stage()));
+  }
+
+  __device__ __forceinline__ void free_by_warp(Ring<STAGES> at) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) free(at);
+  }
+
+  __device__ __forceinline__ void pass(Ring<STAGES>& at) const {
+    free_by_warp(at);
     at.next();
   }
 };

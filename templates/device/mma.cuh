@@ -15,6 +15,7 @@
 //                                             as fp32 (TF32: eleven bits, any exponent) to be multiplied by fp16;
 //                                             past the end of an array of 16-bit values are zeros
 //   store_pair(tile, row, column, low, high)  two elements from an even column on, rounded, one access
+//   value_of(factor, row, column)            of an array of left operands, the value in row 0 (upper) or 1 (lower)
 //   multiply_add(upper, lower, i, l, r)       adds the product to upper[i .. i + 3] and lower[i .. i + 3]
 //
 // Of 16 x 16 values a lane has rows lane / 4 (upper) and lane / 4 + 8 (lower), columns 2 (lane % 4) + 0, 1,
@@ -122,6 +123,12 @@ __device__ __forceinline__ uint32 to_tf32(float x) {
   uint32 result;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));
   return result;
+}
+
+template <class T, int N>
+__device__ __forceinline__ float value_of(const Left<T> (&factor)[N], int row, int column) {
+  const uint32 word = factor[column / 4].word[row + column % 4 / 2 * 2];
+  return to_float(T{static_cast<unsigned short>(column % 2 ? word >> 16 : word)});
 }
 
 template <class T, int N>

@@ -4,6 +4,7 @@
 //                                            of 1,024; it takes Panels::BYTES. A fourth number is the columns of a
 //                                            panel: 64 (the default), 32 or 16
 //   transposed(tile)                         the same memory, as the transpose of the tile
+//   tile.panel(i)                            panel i of a tile, as a tile
 //   tile.chunk_at(row, column)               byte address of the eight elements from a column that is a multiple of 8
 //
 // A tile is made of panels of 128, 64 or 32 bytes a row. The 16-byte chunks of a panel's row are permuted by an
@@ -27,6 +28,10 @@ struct Panels {
   uint32 address;
 
   __device__ __forceinline__ explicit Panels(uint32 address) : address(address) {}
+
+  __device__ __forceinline__ Panels<T, ROWS, PANEL, PANEL> panel(int i) const {
+    return Panels<T, ROWS, PANEL, PANEL>(address + i * PANEL_BYTES);
+  }
 
   __device__ __forceinline__ uint32 chunk_at(int row, int column) const {
     const uint32 bytes = row * ROW_BYTES + column % PANEL * 2;

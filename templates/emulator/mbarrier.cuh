@@ -52,9 +52,9 @@ struct Pipe {
   Barrier filled(uint32 stage) const { return Barrier(address + stage * 16); }
   Barrier freed(uint32 stage) const { return Barrier(address + stage * 16 + 8); }
 
-  void init(int readers, int line = __builtin_LINE()) const {
+  void init(int readers, int writers = 1, int line = __builtin_LINE()) const {
     for (int stage = 0; stage < STAGES; ++stage) {
-      ::init(filled(stage), 1, line);
+      ::init(filled(stage), writers, line);
       ::init(freed(stage), readers, line);
     }
   }
@@ -76,9 +76,16 @@ struct Pipe {
     wait_free(at, line);
     return fill(at, bytes, line);
   }
-  void pass(Ring<STAGES>& at, int line = __builtin_LINE()) const {
+  void fill_by_warp(Ring<STAGES> at, int line = __builtin_LINE()) const {
+    __syncwarp(FULL_WARP, line);
+    if (threadIdx.x % 32 == 0) arrive(filled(at.stage()), line);
+  }
+  void free_by_warp(Ring<STAGES> at, int line = __builtin_LINE()) const {
     __syncwarp(FULL_WARP, line);
     if (threadIdx.x % 32 == 0) free(at, line);
+  }
+  void pass(Ring<STAGES>& at, int line = __builtin_LINE()) const {
+    free_by_warp(at, line);
     at.next();
   }
 };

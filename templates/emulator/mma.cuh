@@ -127,6 +127,11 @@ inline uint32 to_tf32(float x) {
 }
 
 template <class T, int N>
+inline float value_of(const Left<T> (&factor)[N], int row, int column) {
+  return unpack<T>(factor[column / 4].word[row + column % 4 / 2 * 2], column % 2);
+}
+
+template <class T, int N>
 inline Left<T> left_from(const float (&upper)[N], const float (&lower)[N], int i) {
   Left<T> to;
   for (int j = 0; j < 4; j += 2) {

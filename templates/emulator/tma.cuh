@@ -12,10 +12,11 @@ struct alignas(128) TensorMap {
   uint32 lengths[5];           // of the axes
   unsigned short box[5];       // positions of each axis that are copied at once
   unsigned short panel_bytes;  // of a box in shared memory: a row of it, whose chunks are permuted
+  unsigned short element_bytes;
 };
 
 // Calls copy(chunk in shared memory, chunk in global memory or null, its bytes that lie in the tensor) for each 16
-// bytes of a box; an element is two bytes.
+// bytes of a box.
 template <class Copy>
 inline void fagen_each_chunk(const FagenTransfer& transfer, Copy copy) {
   const auto& map = *reinterpret_cast<const TensorMap*>(transfer.map);
@@ -30,14 +31,15 @@ inline void fagen_each_chunk(const FagenTransfer& transfer, Copy copy) {
       offset += at * map.strides[axis - 1];
     }
     for (int byte = 0; byte < row_bytes; byte += 16) {
-      const int64 column = transfer.at[0] + byte / 2;
+      const int element = map.element_bytes;
+      const int64 column = transfer.at[0] + byte / element;
       const int64 left = inside && column >= 0 ? map.lengths[0] - column : 0;
       const uint32 plain = transfer.address + row * row_bytes + byte;
       const uint32 address = plain ^ (plain >> 3 & (row_bytes - 16) & 0x70);
-      copy(address, map.base + offset + column * 2,
-           left < 0   ? 0
-           : left < 8 ? 2 * static_cast<int>(left)
-                      : 16);
+      copy(address, map.base + offset + column * element,
+           left < 0              ? 0
+           : left < 16 / element ? element * static_cast<int>(left)
+                                 : 16);
     }
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -24,8 +25,7 @@ from fagen.plan.plan import KernelPlan, Plan, Storage
 from fagen.plan.planner import plan, plans
 from fagen.plan.profile import LOOPS, profile
 from fagen.plan.space import registers, registers_limit, shared_bytes
-from fagen.plan.tiling import candidates, length_classes, misfit, tile_axis_of
-from fagen.plan.warpgroups import consumer_registers
+from fagen.plan.tiling import candidates, length_classes, misfit, registers_allowed, tile_axis_of
 from plans import attention_graph, lengths, matmul_problem, problem
 
 ARCHS = [row.name for row in ROWS]
@@ -38,8 +38,7 @@ def check_fits(made: Plan) -> None:
         assert 1 <= kernel.threads <= arch.threads_block
         assert kernel.block_own % kernel.rows == 0 or kernel.block_own == 1
         counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
-        limit = consumer_registers(kernel.roles) if kernel.roles else registers_limit(arch, kernel.threads)
-        assert registers(counts, tiles_of(kernel)) <= limit
+        assert registers(counts, tiles_of(kernel)) <= registers_allowed(tiles_of(kernel), arch, counts)
         assert shared_bytes(counts, tiles_of(kernel)) == kernel.shared_bytes
         assert len(kernel.ranges) == len(kernel.stage.walks)
         check_shared(kernel)
@@ -154,14 +153,21 @@ def test_a_family_that_was_asked_for_is_not_refused_by_an_estimate(storage: Stor
     (kernel,) = made.kernels
     assert kernel.roles
     counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
-    limit = consumer_registers(kernel.roles)
+    limit = registers_allowed(tiles_of(kernel), arch_for("H200"), counts)
     assert registers(counts, tiles_of(kernel), least=True) <= limit < registers(counts, tiles_of(kernel))
     assert plan(problem(graph, 256, storage=storage, arch="H200")).family == "sm80"
 
 
-def test_the_backward_direction_takes_warps_with_roles_where_they_are_asked_for() -> None:
-    asked = problem(attention_graph(), storage="bf16", arch="H200")
-    assert plan(backward_of(asked)[0]).family == "sm80"
+@pytest.mark.parametrize(("head_dim", "adders"), [(64, [1]), (128, [1]), (256, [0, 0, 0])])
+def test_warps_with_roles_add_parts_of_a_sum_where_its_rows_have_room(
+    head_dim: int, adders: list[int]
+) -> None:
+    asked, _ = backward_of(problem(attention_graph(), head_dim, storage="bf16", arch="H200"))
+    made = plan(asked)
+    assert made.family == "sm90"
+    assert [kernel.roles.adders for kernel in made.kernels if kernel.roles] == adders
+    apart = plan(replace(asked, deterministic=True))
+    assert not any(kernel.roles.adders for kernel in apart.kernels if kernel.roles)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+// parts.cuh: parts of fp32 sums, on their way to memory, which they are added to by a unit beside the threads (sm_90).
+//
+//   Part part(address)                     64 rows of 64 sums in shared memory from byte `address`, a multiple of 1,024;
+//                                          it takes Part::BYTES
+//   store_part(part, sums)                 by a warpgroup: the sums of a product, float sums[2][16]
+//   add_part(map, part, row, column, head, batch)
+//                                          by one thread: adds it to a tensor from there on, a multiple of 32 columns;
+//                                          what lies outside is left out. It is a store, for store_commit() and the
+//                                          waits. Parts that others add at the same time come in any order.
+#pragma once
+
+#include "tma.cuh"
+
+struct Part {
+  static constexpr int ROWS = 64, COLUMNS = 64, PANEL = 32;
+  static constexpr uint32 PANEL_BYTES = ROWS * PANEL * 4, BYTES = COLUMNS / PANEL * PANEL_BYTES;
+  uint32 address;
+
+  __device__ __forceinline__ explicit Part(uint32 address) : address(address) {}
+
+  // Where two neighbours lie, the first in an even column: chunks of 16 bytes are permuted as in Panels.
+  __device__ __forceinline__ uint32 pair_at(int row, int column) const {
+    const uint32 bytes = row * 128 + column % PANEL * 4;
+    return address + column / PANEL * PANEL_BYTES + (bytes ^ (bytes >> 3 & 0x70));
+  }
+};
+
+__device__ __forceinline__ void store_part(const Part& part, const float (&sums)[2][16]) {
+  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+      const Shared<float, 2> to(part.pair_at(row + 8 * r, 4 * i + 2 * lane));
+      store_vector(to, 0, Vec<float, 2>{sums[r][i], sums[r][i + 1]});
+    }
+  }
+}
+
+__device__ __forceinline__ void add_part(const TensorMap& map, const Part& part, int row, int column,
+                                         int head, int batch) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(&map),
+      "r"(window_address(part.address)), "r"(0), "r"(row), "r"(column / Part::PANEL), "r"(head), "r"(batch)
+      : "memory");
+}

@@ -1,0 +1,60 @@
+"""Gradients by warps with roles on the emulator: right under every schedule, and the same bits but for what
+is added to memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.calls.prepared import emulation
+from fagen.run.emulate import SCHEDULES
+
+pytestmark = pytest.mark.cxx
+
+TOLERANCE = 5e-3
+"""Of the norm of a gradient: weights are rounded to eight bits, and their products once more."""
+CASES: Mapping[str, dict[str, Any]] = {
+    "causal": {"head_dim": 64, "lengths": (150, 260), "heads": (4, 2), "mask": fg.causal()},
+    "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
+    "window": {"head_dim": 128, "lengths": (210, 150), "heads": (2, 2), "mask": fg.sliding_window(40, 0)},
+    "softcap": {"head_dim": 80, "lengths": (130, 70), "heads": (2, 1), "score": fg.softcap(20.0)},
+    "each result alone": {"head_dim": 256, "lengths": (100, 150), "heads": (2, 1), "mask": fg.causal()},
+}
+"""Values of columns and of elements, rows that pass over tiles, several walks for one head of keys; sums
+that are added to memory, and the same in kernels apart."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_right_under_every_schedule(name: str) -> None:
+    case = dict(CASES[name])
+    (q_len, kv_len), (q_heads, kv_heads), head_dim = (
+        case.pop(each) for each in ("lengths", "heads", "head_dim")
+    )
+    added = head_dim in (64, 128) and "apart" not in name
+    torch.manual_seed(7)
+    shapes = [(1, q_heads, q_len, head_dim), *[(1, kv_heads, kv_len, head_dim)] * 2]
+    tensors = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    out = fg.attention(*tensors, family="sm90", deterministic="apart" in name, **case)
+    incoming = torch.randn_like(out)
+    expected = torch.autograd.grad(fg.attention(*exact, family="reference", **case), exact, incoming.double())
+    plan = fg.compile(
+        head_dim=head_dim, dtype="bf16", arch="emulator", family="sm90", direction="backward", **case
+    ).plan
+    roles = [kernel.roles for kernel in plan.kernels if kernel.schedule != "rowwise"]
+    assert all(roles)
+    assert any(each is not None and each.adders for each in roles) == (head_dim in (64, 128))
+    first: tuple[torch.Tensor, ...] | None = None
+    for schedule in SCHEDULES:
+        for seed in range(4 if schedule == "random" else 1):
+            with emulation(schedule=schedule, seed=seed):
+                found = torch.autograd.grad(out, tensors, incoming, retain_graph=True)
+            errors = [
+                ((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True)
+            ]
+            assert max(errors) < TOLERANCE, (errors, schedule, seed)
+            first = first or found
+            same = [torch.equal(a, b) for a, b in zip(found, first, strict=True)]
+            assert all(same[added:]), (same, schedule, seed)
