@@ -152,7 +152,16 @@ def numbers_of(arguments: Sequence[Input | Scalar]) -> tuple[type[int] | type[fl
 
 
 def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None) -> Run:
-    """The run of all calls with the same facts."""
+    """The run of all calls with the same facts.
+
+    Where torch.jit.trace records, none are the same: lengths are tensors there.
+    """
+    if torch._C._get_tracing_state() is not None:
+        raise UsageError(
+            "torch.jit.trace records operations of torch, and kernels are none",
+            call=graph.name,
+            works="torch.compile and torch.export take them",
+        )
     values = read(graph, given)
     casts = autocasts(values)
     if casts or any(tensor.is_neg() for _, tensor in values.inputs):

@@ -71,9 +71,10 @@ def _require(graph: Graph, argument: Input | Scalar, value: object) -> None:
                 call=graph.name,
                 works=f'it is declared Tensor["{axes}"], a tensor of torch',
             )
-        if value.layout is not torch.strided:
+        if value.layout is not torch.strided or value.is_nested:
+            kind = "nested" if value.is_nested else _word(value.layout)
             raise DtypeError(
-                f"{argument.name} is a {_word(value.layout)} tensor",
+                f"{argument.name} is a {kind} tensor",
                 call=graph.name,
                 works="dense tensors of any strides are taken",
             )

@@ -128,13 +128,21 @@ class Watch:
         elif isinstance(value, staticmethod | classmethod):
             self._visit(value.__func__)
         elif is_tensor(value):
-            self._attributes.append((value, "shape", value.shape))  # type: ignore[attr-defined]
+            self._tensor(value)
         elif isinstance(value, types.WrapperDescriptorType | types.MethodDescriptorType):
             pass
         elif _plain(type(value)):
             self._owners.append(value)
             self._visit(type(value))
         else:
+            self.stable = False
+
+    def _tensor(self, tensor: Any) -> None:
+        """Watch the shape, and whether values were changed in place: a program may have read some."""
+        self._attributes.append((tensor, "shape", tensor.shape))
+        try:
+            self._attributes.append((tensor, "_version", tensor._version))
+        except (AttributeError, RuntimeError):  # an array of numpy, or an inference tensor: it does not say
             self.stable = False
 
     def _function(self, function: types.FunctionType) -> None:

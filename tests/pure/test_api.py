@@ -73,6 +73,11 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "truth for a number": ({"strength": True}, TypeError, r"scaled: strength is True"),
     "text for a number": ({"strength": "1"}, TypeError, r"scaled: strength is '1'"),
     "sparse": ({"v": torch.zeros(2, 2, 7, 3).to_sparse()}, TypeError, r"scaled: v is a sparse_coo tensor"),
+    "nested": (
+        {"v": torch.nested.nested_tensor([torch.zeros(2, 7, 3), torch.zeros(2, 5, 3)])},
+        TypeError,
+        r"scaled: v is a nested tensor; dense tensors",
+    ),
     "devices": (
         {"k": torch.zeros(2, 2, 7, 8, device="meta")},
         ValueError,
@@ -131,6 +136,15 @@ def test_a_call_without_meaning_is_refused_before_anything_is_compiled(
         program(**given)
     assert isinstance(error.value, fg.FagenError)
     assert "\n" not in str(error.value)
+
+
+def test_what_torch_jit_records_is_refused() -> None:
+    attend: Any = lambda q: fg.attention(q, q, q, family="reference")  # noqa: E731
+    attend(torch.zeros(1, 1, 4, 8))
+    with pytest.raises(
+        UsageError, match=r"attention: torch.jit.trace records .*torch.compile and torch.export"
+    ):
+        torch.jit.trace(attend, (torch.zeros(1, 1, 4, 8),))
 
 
 def test_a_missing_argument_is_named() -> None:

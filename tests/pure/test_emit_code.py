@@ -125,7 +125,7 @@ q, kv = Index("q"), Index("kv")
         (mul(to_float(sub(kv, q)), S), "s * float(kv - q)"),
         (add(to_int(le(kv, q)), q), "int32(kv <= q) + q"),
         (function("rsqrt", S), "rsqrtf(s)"),
-        (function("exp", sub(S, M)), "expf(s - m)"),
+        (function("exp", sub(S, M)), "exp2_approx((s - m) * LOG2E)"),
         (ir.minimum(kv, q), "minimum(q, kv)"),
         (ir.function("abs", sub(q, kv)), "absolute(q - kv)"),
         (mod(kv, Const(4)), "kv % 4"),
@@ -251,7 +251,7 @@ def test_a_value_for_a_later_step_is_kept_and_others_wait(planned: Plan) -> None
     split = point.splitter.split([(point.lower(score), first), (point.lower(weight), second)])
     assert [(s.kind, s.target, s.text) for s in split.at(first)] == [("array", "x0[c]", "s * 2.0f")]
     assert [variable.name for variable in split.arrays()] == ["x0"]
-    assert split.text(point.lower(weight)) == "expf(x0[c] - m) * tanhf(s)"
+    assert split.text(point.lower(weight)) == "exp2_approx((x0[c] - m) * LOG2E) * tanhf(s)"
 
 
 def test_names_of_an_outer_place_are_known_to_later_splits(point: Point) -> None:

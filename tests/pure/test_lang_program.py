@@ -333,6 +333,16 @@ def test_what_cannot_be_watched_is_read_each_time():
     assert uses(program, 101)
 
 
+def test_values_of_a_tensor_that_change_in_place():
+    width = torch.tensor(128)
+    program = windowed(width.item)
+    assert uses(program, 128)
+    first = program.trace()
+    assert program.trace() is first
+    width.fill_(256)
+    assert uses(program, 256)
+
+
 def test_two_lambdas_on_one_line():
     one, two = windowed(lambda: 128), windowed(lambda: 256)  # their source is the same line
     assert uses(one, 128)
