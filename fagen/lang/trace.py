@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from fagen.errors import DtypeError
 from fagen.ir.check import check
-from fagen.ir.graph import Axis, Graph, Input, Node, Output, Scalar, sort_axes, split_heads, substitute, walk
+from fagen.ir.graph import (
+    Axis,
+    Graph,
+    Input,
+    Node,
+    Output,
+    Scalar,
+    Size,
+    sort_axes,
+    split_heads,
+    substitute,
+    walk,
+)
+from fagen.lang.axes import STANDARD
 from fagen.lang.expr import Expr, captures_of, describe, fault, program_name
 from fagen.lang.ops import Ordinals, ordinals
 
@@ -87,8 +101,15 @@ def numbered(
     about: str,
     held: tuple[Input | Scalar, ...],
 ) -> tuple[Graph, tuple[int, ...]]:
-    """The graph with what captures hold as its last arguments, and which of them those are."""
+    """The graph with what captures hold as its last arguments, and which of them those are.
+
+    An axis that a captured table alone has, and is indexed along, goes by a number: its name is for people.
+    """
     below = set(walk(nodes))
+    others = {axis for node in below if not isinstance(node, Input) for axis in node.axes}
+    others |= {node.axis for node in below if isinstance(node, Size)} | {*STANDARD}
+    others |= {axis for node in (*arguments, *nodes) for axis in node.axes}
+    own = (axis for i in itertools.count() if (axis := f"i{i}") not in others)
     used = tuple(i for i, node in enumerate(held) if node in below)
     numbered: dict[Node, Node] = {}
     every = list(arguments)
@@ -97,8 +118,12 @@ def numbered(
         node = held[i]
         label = unused(node.name, taken)
         taken.add(label)
-        numbered[node] = replace_argument(node, label, len(every))
-        every.append(numbered[node])  # type: ignore[arg-type]
+        made = replace_argument(node, label, len(every))
+        if isinstance(made, Input):
+            layout = tuple(axis if axis in others else next(own) for axis in made.layout)
+            made = Input(made.name, made.position, layout, made.stored, made.sorted)
+        numbered[node] = made
+        every.append(made)
     first = next((argument.layout for argument in arguments if isinstance(argument, Input)), ())
     laid_out = layouts or tuple(output_layout(node.axes, first) for node in nodes)
     outputs = tuple(

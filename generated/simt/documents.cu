@@ -28,11 +28,11 @@ struct Params {
   int64 K_b, K_hk, K_kv, K_d;
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
-  const int32* table0;  // [b, position]  captured
-  int64 table0_b, table0_position;
+  const int32* table0;  // [b, i0]  captured
+  int64 table0_b, table0_i0;
   fp16* O;  // [b, h, q, dv]  out
   int64 O_b, O_h, O_q;
-  int table0_position_size, batch, kv_heads, group, position_len, q_len, kv_len;
+  int table0_i0_size, batch, kv_heads, group, i0_len, q_len, kv_len;
 };
 
 constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const int q = block.q_start + row0 + r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
-    row.table0 = block.table0[clamp_index(row.q, p.table0_position_size) * p.table0_position];
+    row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
   }
   const Tile<BLOCK_Q, HEAD_DIM> Q(Q_AT);
 
@@ -190,21 +190,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   const Tile<BLOCK_KV, V_HEAD_DIM> V(V_AT);
   const Tile<BLOCK_Q, BLOCK_KV> W(W_AT);
   // Tiles that may have an element with  captured[b, kv] == captured[b, q] and kv <= q
-  const int table0_value =
-      block.table0[clamp_index(block.q_last, p.table0_position_size) * p.table0_position];
-  const int found0 = partition_point(p.position_len,
-      [&](int i) { return block.table0[i * p.table0_position] <= table0_value; });
-  const int table0_value_0 =
-      block.table0[clamp_index(block.q_start, p.table0_position_size) * p.table0_position];
-  const int found1 = partition_point(p.position_len,
-      [&](int i) { return block.table0[i * p.table0_position] < table0_value_0; });
-  const int table0_value_1 =
-      block.table0[clamp_index(block.q_start, p.table0_position_size) * p.table0_position];
-  const int table0_value_2 =
-      block.table0[clamp_index(block.q_last, p.table0_position_size) * p.table0_position];
+  const int table0_value = block.table0[clamp_index(block.q_last, p.table0_i0_size) * p.table0_i0];
+  const int found0 =
+      partition_point(p.i0_len, [&](int i) { return block.table0[i * p.table0_i0] <= table0_value; });
+  const int table0_value_0 = block.table0[clamp_index(block.q_start, p.table0_i0_size) * p.table0_i0];
+  const int found1 =
+      partition_point(p.i0_len, [&](int i) { return block.table0[i * p.table0_i0] < table0_value_0; });
+  const int table0_value_1 = block.table0[clamp_index(block.q_last, p.table0_i0_size) * p.table0_i0];
+  const int table0_value_2 = block.table0[clamp_index(block.q_start, p.table0_i0_size) * p.table0_i0];
   const int kv_begin = found1;
-  const int kv_end = found1 != p.position_len
-      ? minimum(minimum(found0 == p.position_len ? p.kv_len : found0, block.q_last + 1), p.kv_len) : 0;
+  const int kv_end = found1 != p.i0_len
+      ? minimum(minimum(found0 == p.i0_len ? p.kv_len : found0, block.q_last + 1), p.kv_len) : 0;
   for (int kv_start = kv_begin / BLOCK_KV * BLOCK_KV; kv_start < kv_end; kv_start += BLOCK_KV) {
     const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
     copy_tile<THREADS>(K, kv_start, p.kv_len, HEAD_DIM, block.K, p.K_kv, p.K_d);
@@ -216,11 +212,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       Column& column = columns[c];
       const int kv = kv_start + c * LANES + lane;
-      column.table0 = block.table0[clamp_index(kv, p.table0_position_size) * p.table0_position];
+      column.table0 = block.table0[clamp_index(kv, p.table0_i0_size) * p.table0_i0];
     }
-    const bool full = block.table0[clamp_index(kv_last, p.table0_position_size) *
-        p.table0_position] <= table0_value_1 &&
-        table0_value_2 <= block.table0[clamp_index(kv_start, p.table0_position_size) * p.table0_position] &&
+    const bool full = table0_value_1 <= block.table0[clamp_index(kv_start, p.table0_i0_size) *
+        p.table0_i0] &&
+        block.table0[clamp_index(kv_last, p.table0_i0_size) * p.table0_i0] <= table0_value_2 &&
         kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
     float weights[ROWS][COLUMNS];
     full ? update<false>(p, rows, columns, kv_start, lane, s, weights)

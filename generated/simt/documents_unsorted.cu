@@ -28,8 +28,8 @@ struct Params {
   int64 K_b, K_hk, K_kv, K_d;
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv, V_dv;
-  const int32* table0;  // [b, position]  ids
-  int64 table0_b, table0_position;
+  const int32* table0;  // [b, i0]  ids
+  int64 table0_b, table0_i0;
   int32* min0;  // [b, kv / 64]
   int64 min0_b, min0_kv;
   int32* max0;  // [b, q / 128]
@@ -40,7 +40,7 @@ struct Params {
   int64 min1_b, min1_q;
   fp16* O;  // [b, h, q, dv]  out
   int64 O_b, O_h, O_q;
-  int table0_position_size, batch, kv_heads, group, q_len, kv_len;
+  int table0_i0_size, batch, kv_heads, group, q_len, kv_len;
 };
 
 // One warp computes the value of one tile.
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(128) prepare0(const __grid_constant
   for (int i = lane; i < BLOCK_KV; i += 32) {
     const int kv = kv_tile * BLOCK_KV + i;
     if (kv >= p.kv_len) continue;
-    const int table0_value = table0_at[clamp_index(kv, p.table0_position_size) * p.table0_position];
+    const int table0_value = table0_at[clamp_index(kv, p.table0_i0_size) * p.table0_i0];
     min0 = minimum(min0, table0_value);
     max1 = maximum(max1, table0_value);
   }
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(128) prepare1(const __grid_constant
   for (int i = lane; i < BLOCK_Q; i += 32) {
     const int q = q_tile * BLOCK_Q + i;
     if (q >= p.q_len) continue;
-    const int table0_value = table0_at[clamp_index(q, p.table0_position_size) * p.table0_position];
+    const int table0_value = table0_at[clamp_index(q, p.table0_i0_size) * p.table0_i0];
     max0 = maximum(max0, table0_value);
     min1 = minimum(min1, table0_value);
   }
@@ -253,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const int q = block.q_start + row0 + r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
-    row.table0 = block.table0[clamp_index(row.q, p.table0_position_size) * p.table0_position];
+    row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
   }
   const Tile<BLOCK_Q, HEAD_DIM> Q(Q_AT);
 
@@ -279,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       Column& column = columns[c];
       const int kv = kv_start + c * LANES + lane;
-      column.table0 = block.table0[clamp_index(kv, p.table0_position_size) * p.table0_position];
+      column.table0 = block.table0[clamp_index(kv, p.table0_i0_size) * p.table0_i0];
     }
     const bool full = kv_last + p.q_len <= block.q_start + p.kv_len && walk_max1 <= own_min1 &&
         own_max0 <= walk_min0 && kv_start + BLOCK_KV <= p.kv_len;

@@ -250,7 +250,7 @@ def test_slopes_a_temperature_of_all_and_a_gathered_table():
     temperature = fg.capture(torch.zeros(()), "", name="t")
     score = [fg.alibi(slopes), fg.relative_bias(table), lambda s: s * temperature]
     graph = attention(score=score, mask=fg.causal()).graph
-    require_right(graph, list(arguments(graph, {**LENGTHS, "distance": 21}).values()), (evaluate, in_tiles))
+    require_right(graph, list(arguments(graph, {**LENGTHS, "i0": 21}).values()), (evaluate, in_tiles))
 
 
 def test_ties_of_a_maximum_share_its_gradient():

@@ -234,3 +234,13 @@ def test_a_softmax_of_another_form_has_the_same_walk():
     one, two = attention(mask=fg.causal()).graph, other.trace().graph
     assert graph_signature(one) != graph_signature(two)
     assert derivation_signature(derive(one)) == derivation_signature(derive(two))
+
+
+def test_what_the_axes_of_a_table_are_called_is_for_people():
+    def scored(axes):
+        table = fg.capture(torch.zeros(3, 7), axes, name="table")
+        return attention(score=lambda s: s + table[fg.h % 3, fg.minimum(abs(fg.q - fg.kv), 6)]).graph
+
+    assert scored("kinds distances") is scored("x a")
+    shared = fg.capture(torch.zeros(3, 7), "h n", name="table")
+    assert attention(score=lambda s: s + shared[fg.h, fg.q]).graph.arguments[-1].layout == ("h", "i0")
