@@ -14,7 +14,7 @@ from sampler import Case, build_all, check_gradients, differentiable, sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 
-FAMILIES = ("simt", "sm80")
+FAMILIES = ("simt", "sm80", "sm90")
 CASES = [(family, case) for family in FAMILIES for case in differentiable(sample(family), family)]
 
 
@@ -44,6 +44,8 @@ def _built(request: pytest.FixtureRequest) -> None:
     ("family", "case"), [pytest.param(family, case, id=f"{family}-{case}") for family, case in CASES]
 )
 def test_the_gradients_of_the_sample_are_right(family: str, case: Case) -> None:
+    if family == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the family is of compute capability 9.0")
     check_gradients(case, "cuda", family)
 
 
