@@ -31,6 +31,8 @@ def repeats() -> int:
 @pytest.fixture(scope="module", autouse=True)
 def _built(request: pytest.FixtureRequest) -> None:
     """Build what the selected tests of the sample run."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # others build at the same time, each what it runs
     wanted: dict[str, list[Case]] = defaultdict(list)
     for item in request.session.items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}

@@ -16,6 +16,8 @@ FAMILIES = ("simt", "sm80", "sm90")
 @pytest.fixture(scope="module", autouse=True)
 def _built(request: pytest.FixtureRequest) -> None:
     """Build what the selected tests run."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # others build at the same time, each what it runs
     wanted: dict[str, list[Case]] = defaultdict(list)
     for item in request.session.items:
         if item.path == request.path:
