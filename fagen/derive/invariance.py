@@ -36,13 +36,15 @@ INVARIANT = Degree()
 class Reference:
     """``maximum`` may be any number; ``proof`` says why in a sentence.
 
-    It enters as ``point``, in whose place ``shifted`` stood in the proof.
+    It enters as ``point``, in whose place ``shifted`` stood in the proof. A point that is d larger multiplies
+    each of the ``powers`` by ``exp(power * d)``.
     """
 
     maximum: Node
     point: Node
     shifted: Symbol
     proof: str
+    powers: tuple[tuple[Symbol, float], ...] = ()
 
 
 class _NotHomogeneous(Exception):
@@ -60,6 +62,7 @@ def _proved(stage: Stage, states: list[State], maximum: Symbol) -> Reference | N
     others = [state for state in states if state.symbol is not maximum]
     outputs = [*stage.outputs, *(output for walk in stage.walks for output in walk.stores)]
     roots = [*(state.value for state in others), *(output.node for output in outputs)]
+    roots = _with_others_fixed(roots, maximum)
     point = _reference_point(roots, maximum)
     if point is None:
         return None
@@ -75,8 +78,20 @@ def _proved(stage: Stage, states: list[State], maximum: Symbol) -> Reference | N
             return None
     except _NotHomogeneous:
         return None
-    powers = {state.symbol.name: (degrees.of(state.symbol) or INVARIANT).power for state in others}
-    return Reference(maximum, point, shifted, _sentence(maximum, point, powers))
+    powers = tuple((state.symbol, (degrees.of(state.symbol) or INVARIANT).power) for state in others)
+    said = _sentence(maximum, point, {symbol.name: power for symbol, power in powers})
+    return Reference(maximum, point, shifted, said, powers)
+
+
+def _with_others_fixed(roots: list[Node], maximum: Symbol) -> list[Node]:
+    """``roots`` with a number for each other point that has ``maximum`` in it and alone may be any number."""
+    for number, point in enumerate(_reference_points(roots, maximum)):
+        if point is not maximum:
+            level = Symbol(f"level{number}", point.axes, "float")
+            moved = [ir.substitute(root, {point: level}) for root in roots]
+            if any(ir.depends(root, [maximum]) for root in moved) and unchanged_by(level, moved):
+                roots = moved
+    return roots
 
 
 def free_maxima(outputs: Iterable[Node]) -> tuple[Reference, ...]:

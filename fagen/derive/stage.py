@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fagen.derive.fit import Weighed, reach, sides, weigh
 from fagen.derive.invariance import free_references
 from fagen.derive.notes import listed, plainly
+from fagen.derive.own_maximum import from_own_maxima
 from fagen.derive.proof import defer_by_proof
 from fagen.derive.running import Placed, are_bounded, old, ratio
 from fagen.derive.separate import Reduction, Separated, Separator, leave_maximum, nearest
@@ -85,7 +86,7 @@ class _StageBuilder:
         axes |= {axis for output in self.outputs for axis in reach(output.node)}
         own = ir.sort_axes(axes - features - {self.axis})
         names = self._names()
-        stage = _renamed(Stage(self.name, own, self.axis, walks, tuple(results)), names)
+        stage = from_own_maxima(_renamed(Stage(self.name, own, self.axis, walks, tuple(results)), names))
         return stage, self._notes(stage, names)
 
     def _known_after(self, x: Node) -> int:

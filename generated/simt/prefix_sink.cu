@@ -7,12 +7,15 @@
 //   for each BLOCK_KV columns kv with some  kv <= q or kv < 256:
 //     s = sum_d Q K                                             [q,kv]
 //     m = max(m, max_kv s)                                      [q]
-//     l = l * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv
-//         exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))
-//     acc = acc * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) +
-//         sum_kv exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)) * V
-//   O = acc * (1.0 / (l + exp(sink - maximum(m * rsqrt(head_dim), sink))))
-//   stat = log(l + exp(sink - maximum(m * rsqrt(head_dim), sink))) + maximum(m * rsqrt(head_dim), sink)
+//     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+//     acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
+//   O = 1.0 / (l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//       rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//       sink))) * acc * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m
+//       * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)))
+//   stat = log(l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//       rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//       sink))) + maximum(m * rsqrt(head_dim), sink)
 
 #include "edges.cuh"
 #include "math.cuh"
@@ -52,8 +55,8 @@ constexpr uint32 Q_AT = 0, K_AT = 38912, V_AT = 58368, W_AT = 71680;
 struct Block {
   int b, hk, g, h, q_start, q_last;
   const fp16 *Q, *K, *V;
-  float table0;
   fp16 *O;
+  float table0;
   fp32 *stat;
 };
 
@@ -77,9 +80,9 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
-  block.table0 = to_float(p.table0[block.h * p.table0_h]);
   block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
   block.O = p.O + block.b * p.O_b + block.h * p.O_h;
+  block.table0 = to_float(p.table0[block.h * p.table0_h]);
   block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
   return block;
 }
@@ -107,13 +110,11 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv exp(s
-//     * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))
-// acc = acc * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv
-//     exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)) * V
+// l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+// acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 template <bool MASKED>
-__device__ __forceinline__ void update(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
-    int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
+    float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     bool counts[COLUMNS];
@@ -125,13 +126,13 @@ __device__ __forceinline__ void update(const Params& p, const Block& block, Row 
       if (counts[c]) row.m = maximum(row.m, s[r][c]);
     }
     row.m = lane_max<LANES>(row.m);
-    const Exponential power = Exponential(1.0f, finite_or_zero(maximum(row.m * SCALE, block.table0)));
-    const float x1 = power(maximum(m_old * SCALE, block.table0));
+    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
+    const float x1 = power(m_old);
     row.l *= x1;
     float l_part = 0.0f;
     UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x0 = power(s[r][c] * SCALE);
+      const float x0 = power(s[r][c]);
       if (counts[c]) l_part += x0;
       weights[r][c] = counts[c] ? x0 : skipped();
     }
@@ -159,24 +160,31 @@ __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& oper
   UNROLL for (int r = 0; r < ROWS; ++r) add(rows[r].acc, part[r]);
 }
 
-// stat = log(l + exp(sink - maximum(m * rsqrt(head_dim), sink))) + maximum(m * rsqrt(head_dim), sink)
-// O = acc * (1.0 / (l + exp(sink - maximum(m * rsqrt(head_dim), sink))))
+// stat = log(l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//     rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//     sink))) + maximum(m * rsqrt(head_dim), sink)
+// O = 1.0 / (l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//     rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//     sink))) * acc * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//     rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)))
 __device__ __forceinline__ void finish(const Params& p, const Block& block, const Row (&rows)[ROWS],
     int lane) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     if (!row.inside) continue;
-    const float x2 = quotient(1.0f,
-        row.l + Exponential(1.0f, finite_or_zero(maximum(row.m * SCALE, block.table0)))(block.table0));
-    const float x3 = maximum(row.m * SCALE, block.table0);
+    const float x2 = finite_or_zero(maximum(row.m * SCALE, block.table0));
+    const float x3 = Exponential(0.5f, x2)(row.m * SCALE);
+    const float x4 = quotient(1.0f, row.l * x3 * x3 + Exponential(1.0f, x2)(block.table0));
+    const float x5 = maximum(row.m * SCALE, block.table0);
+    const float x6 = finite_or_zero(x5);
+    const float x7 = Exponential(0.5f, x6)(row.m * SCALE);
     if (lane == 0) {
-      block.stat[row.q] =
-          from_float<fp32>(logf(row.l + Exponential(1.0f, finite_or_zero(x3))(block.table0)) + x3);
+      block.stat[row.q] = from_float<fp32>(logf(row.l * x7 * x7 + Exponential(1.0f, x6)(block.table0)) + x5);
     }
     UNROLL for (int f = 0; f < FEATURES; ++f) {
       const int dv = f * LANES + lane;
       if (dv < V_HEAD_DIM) {
-        block.O[row.q * p.O_q + dv] = from_float<fp16>(row.acc[f] * x2);
+        block.O[row.q * p.O_q + dv] = from_float<fp16>(x4 * row.acc[f] * x3 * x3);
       }
     }
   }
@@ -209,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     multiply(Q, K, s);
     const bool full = (kv_last <= 255 || kv_last <= block.q_start) && kv_start + BLOCK_KV <= p.kv_len;
     float weights[ROWS][COLUMNS];
-    full ? update<false>(p, block, rows, kv_start, lane, s, weights)
-        : update<true>(p, block, rows, kv_start, lane, s, weights);
+    full ? update<false>(p, rows, kv_start, lane, s, weights)
+        : update<true>(p, rows, kv_start, lane, s, weights);
     UNROLL for (int r = 0; r < ROWS; ++r) {
       UNROLL for (int c = 0; c < COLUMNS; ++c) W(row0 + r, c * LANES + lane) = weights[r][c];
     }

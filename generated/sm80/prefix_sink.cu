@@ -7,12 +7,15 @@
 //   for each BLOCK_KV columns kv with some  kv <= q or kv < 256:
 //     s = sum_d Q K                                             [q,kv]
 //     m = max(m, max_kv s)                                      [q]
-//     l = l * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv
-//         exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))
-//     acc = acc * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) +
-//         sum_kv exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)) * V
-//   O = acc * (1.0 / (l + exp(sink - maximum(m * rsqrt(head_dim), sink))))
-//   stat = log(l + exp(sink - maximum(m * rsqrt(head_dim), sink))) + maximum(m * rsqrt(head_dim), sink)
+//     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+//     acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
+//   O = 1.0 / (l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//       rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//       sink))) * acc * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m
+//       * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)))
+//   stat = log(l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//       rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//       sink))) + maximum(m * rsqrt(head_dim), sink)
 
 #include "edges.cuh"
 #include "math.cuh"
@@ -53,8 +56,8 @@ constexpr uint32 Q_AT = 0, K_AT = 22528, V_AT = 33792;  // where tiles lie in sh
 struct Block {
   int b, hk, g, h, q_start, q_last;
   const fp16 *Q, *K, *V;
-  float table0;
   fp16 *O;
+  float table0;
   fp32 *stat;
 };
 
@@ -78,9 +81,9 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
-  block.table0 = to_float(p.table0[block.h * p.table0_h]);
   block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
   block.O = p.O + block.b * p.O_b + block.h * p.O_h;
+  block.table0 = to_float(p.table0[block.h * p.table0_h]);
   block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
   return block;
 }
@@ -112,23 +115,21 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
 }
 
 // m = max(m, max_kv s)
-// l = l * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv exp(s
-//     * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))
-// acc = acc * exp(maximum(m_old * rsqrt(head_dim), sink) - maximum(m * rsqrt(head_dim), sink)) + sum_kv
-//     exp(s * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)) * V
-__device__ __forceinline__ void update(const Block& block, Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
+// l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
+// acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
+__device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
     float (&weights)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
     row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
-    const Exponential power = Exponential(1.0f, finite_or_zero(maximum(row.m * SCALE, block.table0)));
-    const float x1 = power(maximum(m_old * SCALE, block.table0));
+    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
+    const float x1 = power(m_old);
     row.l *= x1;
     UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x0 = power(s[r][c] * SCALE);
+      const float x0 = power(s[r][c]);
       weights[r][c] = x0;
     }
     row.l += total(weights[r]);
@@ -149,8 +150,13 @@ __device__ __forceinline__ void add_to_acc(const float (&weights)[ROWS][COLUMNS]
   }
 }
 
-// stat = log(l + exp(sink - maximum(m * rsqrt(head_dim), sink))) + maximum(m * rsqrt(head_dim), sink)
-// O = acc * (1.0 / (l + exp(sink - maximum(m * rsqrt(head_dim), sink))))
+// stat = log(l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//     rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//     sink))) + maximum(m * rsqrt(head_dim), sink)
+// O = 1.0 / (l * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//     rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) + exp(sink - maximum(m * rsqrt(head_dim),
+//     sink))) * acc * exp(0.5 * (m * rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink))) * exp(0.5 * (m *
+//     rsqrt(head_dim) - maximum(m * rsqrt(head_dim), sink)))
 // Where the block works is computed again: nothing of it is kept in registers meanwhile.
 __device__ __forceinline__ void finish(const Params& p, const Block& block, Row (&rows)[ROWS], int row0,
     int lane) {
@@ -160,17 +166,19 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, Row 
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
     if (!row.inside) continue;
-    const float x2 = quotient(1.0f,
-        row.l + Exponential(1.0f, finite_or_zero(maximum(row.m * SCALE, block.table0)))(block.table0));
-    const float x3 = maximum(row.m * SCALE, block.table0);
+    const float x2 = finite_or_zero(maximum(row.m * SCALE, block.table0));
+    const float x3 = Exponential(0.5f, x2)(row.m * SCALE);
+    const float x4 = quotient(1.0f, row.l * x3 * x3 + Exponential(1.0f, x2)(block.table0));
+    const float x5 = maximum(row.m * SCALE, block.table0);
+    const float x6 = finite_or_zero(x5);
+    const float x7 = Exponential(0.5f, x6)(row.m * SCALE);
     if (lane == 0) {
-      block.stat[row.q] =
-          from_float<fp32>(logf(row.l + Exponential(1.0f, finite_or_zero(x3))(block.table0)) + x3);
+      block.stat[row.q] = from_float<fp32>(logf(row.l * x7 * x7 + Exponential(1.0f, x6)(block.table0)) + x5);
     }
     UNROLL for (int first = 0; first < FEATURES; first += 2) {
       float O_pair[2];
       UNROLL for (int f = first; f < first + 2; ++f) {
-        O_pair[f % 2] = row.acc[f] * x2;
+        O_pair[f % 2] = x4 * row.acc[f] * x3 * x3;
       }
       const int dv = first / 2 * 8 + lane * 2 + first % 2;
       if (dv < V_HEAD_DIM) store_pair(&block.O[row.q * p.O_q + dv], O_pair);
@@ -213,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     copy_async_commit();
     float weights[ROWS][COLUMNS];
     if (masked.value) mask(p, rows, kv_start, lane, s);
-    update(block, rows, s, weights);
+    update(rows, s, weights);
     add_to_acc(weights, V, rows);
     return next;
   };

@@ -42,15 +42,8 @@ RECORDS = {
         [1],
         [
             ("defer", f"1.0 / (l + exp(sink - {POINT})) is constant along kv and leaves the sum acc"),
-            (
-                "rescale",
-                f"l and acc use the running m, times exp(maximum(m_old, sink) - {POINT}) when it changes",
-            ),
-            (
-                "free reference",
-                "m, with what it is compared to, may be any number: d more multiplies l and acc by exp(-d) "
-                "and leaves every output",
-            ),
+            RESCALE,
+            FREE,
         ],
     ),
     "softmax in base 2": (
