@@ -163,6 +163,16 @@ def test_a_row_of_the_lowest_number_is_not_masked(device: str, dtype: torch.dtyp
         torch.testing.assert_close(out[0, 0, 0].float(), given[2][0, 0].float().mean(0), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("family", ["simt", "sm80"])
+def test_weights_far_below_a_sink_add_up(device: str, family: str) -> None:
+    """Each of them is smaller than the smallest normal number."""
+    q, k, v = tensors(device, torch.bfloat16, q_len=3, kv_len=70, head_dim=16)
+    sink = torch.full((q.shape[1],), 92.0, device=device)
+    out = fg.attention(q, k, torch.ones_like(v), scale=0.0, sink=sink, family=family)
+    step = 2.0**-133  # of bf16's subnormal numbers
+    assert float((out.double() - 70 * math.exp(-92.0)).abs().max()) <= step
+
+
 @pytest.mark.parametrize("kept", [-3e38, -1e30, -65504.0])
 def test_a_masked_key_loses_to_any_finite_score(device: str, kept: float) -> None:
     given = tensors(device, q_len=5)
