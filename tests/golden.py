@@ -103,5 +103,9 @@ GOLDEN_SM90: Mapping[str, Golden] = {
         "bf16",
     )
     for head_dim in (64, 128, 256)
+} | {
+    "causal_128_backward": Golden(
+        lambda: attention(mask=fg.causal()).graph, (("d", 128), ("dv", 128)), "bf16", backward=True
+    )
 }
 """Those of the family for Hopper."""

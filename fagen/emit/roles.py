@@ -322,17 +322,14 @@ class ForwardRoles(ForwardLoop):
 
         What the first products read is announced with the tile, and kept until all of it is done.
         """
-        last = {copy.name: 0 for copy in (*self.walk_copies[0], *self.sum_copies[0])}
+        events: list[tuple[int, CopyText]] = []
         for level in self.levels:
-            for product in level.products:
-                last |= {other.name: 2 * level.number for _, other in self.factors(product)}
-            last |= {
-                self.copy_of(state.operand).name: 2 * level.number + 3
-                for state in level.sums
-                if state.operand is not None
-            }
+            made = [other for product in level.products for _, other in self.factors(product)]
+            events += [(2 * level.number, copy) for copy in made]
+            summed = [state.operand for state in level.sums if state.operand is not None]
+            events += [(2 * level.number + 3, self.copy_of(operand)) for operand in summed]
         final = 2 * self.levels[-1].number + 3
-        return final, max((last[copy.name] for copy in self.sum_copies[0]), default=-1)
+        return final, max((event for event, copy in events if copy in self.sum_copies[0]), default=-1)
 
     def place_of(self, level: LevelText, name: str) -> str:
         """The array of earlier products whose place a product or an array of weights may take."""
@@ -573,7 +570,7 @@ class _Builder(LoopBuilder):
         leaves: dict[Node, Code],
     ) -> Mapping[State, Term]:
         """A weight is kept for later levels as it is rounded, in half the registers."""
-        if not self.levels_made:
+        if not self.levels_made or not self.rounds:
             return terms
         found = dict(terms)
         for state, level in levels.items():

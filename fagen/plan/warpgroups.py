@@ -80,6 +80,8 @@ def levels(stage: Stage) -> tuple[Level, ...]:
     if not weighted or not (shared or stage.outer):
         return ()
     symbols = {state.symbol for state in walk.states}
+    if any(isinstance(node, ir.Random) for node in ir.walk([state.value for state in walk.states])):
+        return ()  # one call of the generator serves several elements, which are not of one column
     if any(s.op == "max" or s.rescale is not None or _uses(s, symbols) for s in walk.states):
         return ()
     return _levels(walk)

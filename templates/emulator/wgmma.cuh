@@ -13,6 +13,8 @@ inline void wgmma_commit() {
   fagen_product_commit();
 }
 
+inline void keep_apart() {}
+
 // The arrays that have landed are what a compiler for GPUs is told of.
 struct FagenLanded {
   FagenLanded() {}
