@@ -532,12 +532,13 @@ namespace backward_1_roles_ {
         multiply_add(acc1, rounded_weights1, buffer<dOTile>(DO_AT, read_at.stage()));  // acc1 += weights1 dO
         wgmma_commit();
         wgmma_wait<1>(s1);
+        keep_apart();
         auto& weights0 = s1;
         update1(lane, s1, weights0, column_at.stage(), rounded_weights1);
         wgmma_wait<0>(acc1, rounded_weights1);
-        sum_pipe.free_by_warp(read_at);
         UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights0[c / 4] =
             left_from<bf16>(weights0[0], weights0[1], c);
+        sum_pipe.free_by_warp(read_at);
         more = !last;
         if (more) {
           column_at.next();

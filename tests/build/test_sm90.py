@@ -29,22 +29,28 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "causal 80": {"head_dim": 80, "mask": fg.causal()},
 }
 """Parts of the library, at head dims of each design."""
+BACKWARD: Mapping[str, Mapping[str, Any]] = {
+    "gradients, causal 64": {"head_dim": 64, "mask": fg.causal(), "direction": "backward"},
+    "gradients, causal 128": {"head_dim": 128, "mask": fg.causal(), "direction": "backward"},
+    "gradients, full 128": {"head_dim": 128, "direction": "backward"},
+}
+ALL = (*CASES, *BACKWARD)
 
 
 def text_of(name: str) -> str:
-    kernel = fg.compile(**CASES[name], dtype="bf16", arch="H100", family="sm90")
+    kernel = fg.compile(**{**CASES, **BACKWARD}[name], dtype="bf16", arch="H100", family="sm90")
     return kernel.compiled.candidate(0).emitted.text
 
 
 @lru_cache(maxsize=1)
 def built() -> Mapping[str, Built]:
     with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda name: build(text_of(name), name="test", arch="sm_90a"), CASES)
-        return dict(zip(CASES, made, strict=True))
+        made = pool.map(lambda name: build(text_of(name), name="test", arch="sm_90a"), ALL)
+        return dict(zip(ALL, made, strict=True))
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_first_candidate_builds_well(name: str) -> None:
     found = built()[name]
     assert not [line for line in found.warnings if "(C75" in line]
