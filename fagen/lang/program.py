@@ -48,7 +48,7 @@ class Program:
         self.name: str = _name_of(function)
         self.option = options or Options()
         self._signature: Signature | None = None
-        self._traced: dict[tuple[Any, ...], tuple[Watch, Traced]] = {}
+        self._traced: dict[tuple[Any, ...], tuple[Watch, tuple[int, ...], Traced]] = {}
         self._lock = threading.Lock()
         self.__doc__ = getattr(function, "__doc__", None)
 
@@ -88,12 +88,15 @@ class Program:
             found = self._traced.get(key)
         except TypeError:  # a constant that is no key is traced each time
             return self._trace(constants)
-        if found is not None and not found[0].changed():
-            return found[1]
+        changed = found is None or found[0].changed()
+        if found is not None and not changed and found[0].versions() == found[1]:
+            return found[2]
         with self._lock:
-            watch = found[0] if found is not None and not found[0].stable else Watch(self.function)
+            keeps = found is not None and not (changed and found[0].stable)
+            watch = found[0] if found is not None and keeps else Watch(self.function)
+            versions = watch.versions()
             traced = self._trace(constants)
-            self._traced[key] = (watch, traced)
+            self._traced[key] = (watch, versions, traced)
         return traced
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, tuple[Any, ...]]:

@@ -53,6 +53,7 @@ class Watch:
         self._entries: list[tuple[Mapping[Any, Any], object, object]] = []
         self._attributes: list[tuple[object, str, object]] = []
         self._contents: list[tuple[Any, tuple[object, ...]]] = []
+        self._tensors: list[Any] = []
         self._seen: dict[int, object] = {}
         self._owners: list[
             object
@@ -137,11 +138,15 @@ class Watch:
         else:
             self.stable = False
 
+    def versions(self) -> tuple[int, ...]:
+        """How often each tensor was written to in place: values that the function read may be others then."""
+        return tuple([tensor._version for tensor in self._tensors])
+
     def _tensor(self, tensor: Any) -> None:
-        """Watch the shape, and whether values were changed in place: a program may have read some."""
         self._attributes.append((tensor, "shape", tensor.shape))
         try:
-            self._attributes.append((tensor, "_version", tensor._version))
+            tensor._version  # noqa: B018
+            self._tensors.append(tensor)
         except (AttributeError, RuntimeError):  # an array of numpy, or an inference tensor: it does not say
             self.stable = False
 
