@@ -25,6 +25,8 @@ _BY_STRING = frozenset(
     ("globals", "locals", "vars", "eval", "exec", "getattr", "__import__", "import_module")
 )
 _HOOKS = ("__getattr__", "__getattribute__")
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 _MOST = 2000
 
 
@@ -42,6 +44,11 @@ def _trusted(module: object) -> bool:
     """Whether a module of that name is taken as it is: ours, Python's own, and array libraries."""
     root = str(module).partition(".")[0]
     return root in ("fagen", "torch", "numpy") or root in sys.stdlib_module_names
+
+
+def _stays(thing: object) -> bool:
+    """Whether it is a module whose contents are taken as they are."""
+    return isinstance(thing, types.ModuleType) and _trusted(thing.__name__)
 
 
 class Watch:
@@ -167,16 +174,25 @@ class Watch:
         while codes:
             code = codes.pop()
             codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+            of: object = None  # the module that the last instruction named
             for instruction in dis.get_instructions(code):
-                self._instruction(instruction.opname, instruction.argval, function.__globals__)
+                name, value = instruction.opname, instruction.argval
+                if name in _GLOBALS:
+                    of = function.__globals__.get(value)
+                elif name in _ATTRIBUTES and _stays(of) and value not in _BY_STRING:
+                    of = getattr(of, value, None)
+                    continue
+                else:
+                    of = None
+                self._instruction(name, value, function.__globals__)
 
     def _instruction(self, name: str, value: object, module: dict[str, Any]) -> None:
         """Note what one instruction reads by name: a global, an attribute of something, a module."""
-        if name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+        if name in _GLOBALS:
             if value in _BY_STRING:
                 self.stable = False
             self._entry(module, str(value))
-        elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
+        elif name in _ATTRIBUTES:
             if value in _BY_STRING:
                 self.stable = False
             self._names[str(value)] = None

@@ -592,3 +592,12 @@ def test_digests_are_equal_in_another_process():
         for seed in ("1", "2")
     }
     assert len(runs) == 1
+
+
+def test_names_of_our_own_modules_are_looked_for_nowhere_else():
+    module = torch.nn.Module()
+    module.width = 128
+    program = windowed(lambda: module.width)
+    program.trace()
+    (watch, _, _) = next(iter(program._traced.values()))
+    assert {name for owner, name, _ in watch._attributes if owner is module} == {"width"}
