@@ -381,6 +381,11 @@ def _compile(compiler: Cxx, folder: Path, arguments: Sequence[str], what: str = 
             works="FAGEN_DUMP=dir keeps the text it was given",
             details=log,
         )
+    if "-o" in arguments and not (folder / arguments[arguments.index("-o") + 1]).exists():
+        raise BuildError(
+            f"{compiler.path.name} made nothing of {what} for the emulator",
+            works="point FAGEN_CXX at a C++ compiler",
+        )
 
 
 @dataclass(frozen=True)

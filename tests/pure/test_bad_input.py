@@ -5,6 +5,7 @@ In this file there is no compiler: a kernel that got as far as being compiled ra
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -550,3 +551,14 @@ def test_a_misused_option_exits_with_2(arguments: list[str], said: str):
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+TRUE = shutil.which("true")
+
+
+@pytest.mark.skipif(not TRUE, reason="there is no program true")
+def test_a_compiler_that_makes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAGEN_CXX", str(TRUE))
+    x = tensor(1, 1, 3, 8)
+    with pytest.raises(FagenError, match=r"^true made nothing of .*; point FAGEN_CXX at a C\+\+ compiler$"):
+        fg.attention(x, x, x)
