@@ -74,6 +74,11 @@ def backward_loop(scope: Scope) -> BackwardLoop:
 
 
 class _Builder(LoopBuilder):
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self.parts: list[str] = []
+        """Constants of each partial sum."""
+
     def backward(self) -> BackwardLoop:
         loop = self.build()
         (walk,) = loop.walks
@@ -122,7 +127,8 @@ class _Builder(LoopBuilder):
             rows = self.kernel.block_own // (self.kernel.threads // 32 // self.sum_groups()) // 8
             text = f"SUM_ROWS = {rows}, SUM_GROUPS = {self.sum_groups()}"
             found.insert(3, ("int", text, "rows of a thread, and warps that share them, of weighted sums"))
-        return found
+        said = "of a tile's part, each thread's share, and warps that have parts of the same rows"
+        return [*found[:-1], *(("int", text, said) for text in dict.fromkeys(self.parts)), *found[-1:]]
 
     def sums_of(self, walk: Walk) -> tuple[State, ...]:  # type: ignore[override]
         return (*walk.states, *map(_as_state, walk.partials))
@@ -161,12 +167,17 @@ class _Builder(LoopBuilder):
         split = scope.split([(row, COLUMN)])
         width = self.shared[f"own{own_tiles(self.stage.walks[0]).index((partial.operand, axis))}"].width
         columns, features = part_shape(self.kernel.block_walk, width, self.kernel.threads // 32)
+        prefix = partial.symbol.name.upper()
+        rows, share, warps = names = tuple(f"{prefix}_{word}" for word in ("ROWS", "FEATURES", "WARPS"))
+        values = columns // 8, features // 4, width // features
+        self.parts.append(", ".join(f"{name} = {n}" for name, n in zip(names, values, strict=True)))
         return PartText(
             tensor,
             f"&{split.text(row)}",
             split.at(COLUMN),
-            columns,
-            features,
+            rows,
+            share,
+            warps,
             scope.length(axis),
             dict(scope.plan.problem.sizes)[axis],
             (self.kernel.block_walk // columns) * (width // features) < self.kernel.threads // 32,

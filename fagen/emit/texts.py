@@ -69,9 +69,12 @@ class PartText:
     target: str
     statements: Sequence[Statement]
     """What finding it needs."""
-    columns: int
-    """Of the part of a warp."""
-    features: int
+    rows: str
+    """Of a thread."""
+    share: str
+    """Features of each, of a thread."""
+    warps: str
+    """That have features of the same rows."""
     length: str
     """Of the features."""
     size: int

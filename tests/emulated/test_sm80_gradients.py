@@ -1,0 +1,69 @@
+"""All gradients by one kernel on tensor cores, with the tiles a GPU has it with."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fagen as fg
+from fagen.calls.dispatch import compute
+from fagen.calls.prepared import emulation
+from fagen.compile import Compiled, backward_of, problem_of
+from fagen.ir.reference import compare, eager, evaluate
+from fagen.lang.attention import attention
+from fagen.lang.program import Options
+from fagen.run.emulate import SCHEDULES
+
+pytestmark = pytest.mark.cxx
+
+
+def made(head_dim, kv_heads, group, q_len, kv_len, deterministic=False):
+    """A kernel for Hopper's tiles, its arguments, and its program."""
+    graph = attention(mask=fg.causal()).graph
+    lengths = {"b": 4, "hk": 16, "g": group, "h": 16 * group, "q": 4096, "kv": 4096}
+    sizes = {"d": head_dim, "dv": head_dim, **lengths}
+    back, both = backward_of(problem_of(graph, "H200", "sm80", ("bf16",) * 3, sizes))
+    draw = torch.Generator().manual_seed(head_dim)
+
+    def random(heads, length):
+        return torch.randn(1, heads, length, head_dim, generator=draw).bfloat16()
+
+    values = [random(kv_heads * group, q_len), random(kv_heads, kv_len), random(kv_heads, kv_len)]
+    out, kept = evaluate(both.forward, values)
+    kinds = {
+        "argument": values,
+        "output": [out.bfloat16(), kept.float()],
+        "gradient": [random(kv_heads * group, q_len)],
+    }
+    given = [kinds[kind][place] for kind, place in both.sources]
+    return Compiled(replace(back, deterministic=deterministic)), given, both.backward
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "q_len", "kv_len", "checker"),
+    [
+        (64, 2, 70, 90, "none"),
+        (128, 1, 90, 140, "none"),
+        (256, 1, 70, 70, "none"),
+        (64, 2, 150, 150, "race"),
+    ],
+)
+def test_gradients_by_the_tiles_of_a_gpu(head_dim, group, q_len, kv_len, checker):
+    kernel, given, graph = made(head_dim, 1, group, q_len, kv_len)
+    assert any(walk.partials for each in kernel.plan.kernels for walk in each.stage.walks)
+    with emulation(checker=checker, schedule=SCHEDULES[head_dim // 64 % 3], seed=head_dim):
+        found = compute(graph, given, Options(family="sm80"), kernel)
+    exact, rough = evaluate(graph, given), eager(graph, given, dtype=torch.bfloat16)
+    for output, mine, ref, quick in zip(graph.outputs, found, exact, rough, strict=True):
+        compare(mine, ref, quick.double(), gradient=True).require(output.name)
+
+
+def test_a_fixed_order_gives_the_same_bits():
+    kernel, given, graph = made(64, 1, 1, 70, 90, deterministic=True)
+    assert not any(walk.partials for each in kernel.plan.kernels for walk in each.stage.walks)
+    runs = []
+    for seed, schedule in enumerate(SCHEDULES):
+        with emulation(schedule=schedule, seed=seed):
+            runs.append(compute(graph, given, Options(deterministic=True, family="sm80"), kernel))
+    for again in runs[1:]:
+        assert all(map(torch.equal, runs[0], again))
