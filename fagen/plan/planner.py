@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
 from fagen.derive.intervals import RangePlan, ranges, sought
-from fagen.derive.magnitudes import FP16_MAX, largest_weight
 from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
 from fagen.derive.walk import Derivation, Note, Stage, Walk
@@ -290,7 +289,7 @@ def _choose(
         if roles and counts.operand is not None:
             changed, notes = without_maxima(stage, warpgroups.MOST_EXPONENT[counts.operand])
             counts = profile(changed, schedule, axis, problem)
-        if roles and counts.operand == "fp16" and largest_weight(changed) > FP16_MAX:
+        if roles and counts.wide:
             misfits.append(Rejected(family, "weights are rounded to fp16, and may be larger than it holds"))
             continue
         ranked, more = rank(counts, problem, arch, lengths, family)
@@ -317,7 +316,7 @@ def _not_added(stage: Stage, family: str, axis: Axis | None, counts: Profile) ->
     sums = [partial for walk in stage.walks for partial in walk.partials]
     if family not in ADDING or any(partial.over != axis for partial in sums):
         return "does not add such partial sums to memory"
-    if counts.operand == "fp16" and largest_weight(stage) > FP16_MAX:
+    if counts.wide:
         return "weights that pass through memory in fp16 may be larger than it holds"
     return None
 

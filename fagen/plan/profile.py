@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+from fagen.derive.magnitudes import FP16_MAX, largest_weight
 from fagen.derive.walk import Stage, Walk
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
@@ -166,6 +167,8 @@ class Profile:
     """Of a product: whether neighbours along the features don't lie side by side in its operand."""
     operand: Storage | None
     """The one 16-bit type of all that products and weighted sums read; None if it is not one."""
+    wide: bool
+    """Whether some factor of a weighted sum may be larger than that type holds."""
 
 
 def _scattered(stage: Stage) -> bool:
@@ -304,7 +307,8 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         writes=writes(stage.outputs),
         slots=_slots(ends),
         scattered=schedule == "product" and _scattered(stage),
-        operand=_operand(stage, stored),
+        operand=(operand := _operand(stage, stored)),
+        wide=operand == "fp16" and largest_weight(stage) > FP16_MAX,
     )
 
 

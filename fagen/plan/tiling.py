@@ -219,10 +219,13 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
 
 
 def _twofold(counts: Profile) -> Iterator[Tiles]:
-    """As `_fragments`; two warps may share the rows of a tile, and halve its columns and the features."""
+    """As `_fragments`; two warps may share the rows of a tile, and halve its columns and the features.
+
+    Their weights then pass through memory, in the operands' type.
+    """
     (step,) = counts.passes
     whole = round_up(max(step.terms), FRAGMENT)
-    halves = len(set(step.weighted)) == 1 and step.weighted[0] % (2 * FRAGMENT) == 0
+    halves = not counts.wide and len(set(step.weighted)) == 1 and step.weighted[0] % (2 * FRAGMENT) == 0
     for warps, shares, walk, groups in pairs((1, 2, 4, 8), (1, 2), (32, 64, 128), (1, 2) if halves else (1,)):
         if warps * shares <= 16 and groups <= warps and walk <= 32 * warps:
             rows = warps // groups

@@ -156,6 +156,14 @@ def test_a_fixed_order_or_a_small_range_computes_them_twice(asked):
     assert not any(buffer.zeroed for buffer in made.buffers)
 
 
+def test_weights_beyond_fp16_stay_in_registers():
+    """Those of warps that share rows pass through memory, in the operands' type."""
+    for head_dim in (64, 128, 192):
+        loops = [k for k in planned("fp16", head_dim=head_dim).kernels if k.schedule == "backward_loop"]
+        assert loops
+        assert all(kernel.columns == 4 for kernel in loops)
+
+
 def test_what_keeps_fp16_from_it_is_said():
     assert "in fp16 may be larger than it holds" in said(planned("fp16"))
 
