@@ -44,6 +44,7 @@ from fagen.plan.warpgroups import (
     GROUP_ROWS,
     PART,
     PARTS,
+    VALUE_BYTES,
     WORKS,
     group_registers,
     levels,
@@ -350,7 +351,7 @@ class ForwardRoles(ForwardLoop):
     @property
     def brings_values(self) -> bool:
         """Whether a warp brings what is known of each column."""
-        return bool(self.levels) and bool(self.column)
+        return bool(self.levels) and _fit(self.scope)
 
     @property
     def masks_rows(self) -> bool:
@@ -654,7 +655,7 @@ class _Builder(LoopBuilder):
             ),
             *(
                 [("int", f"VALUES = {len(self.scope.fields(COLUMN))}", "known of each column")]
-                if self.levels_made and self.column
+                if self.levels_made and _fit(self.scope)
                 else []
             ),
             *(
@@ -828,6 +829,15 @@ class _Builder(LoopBuilder):
         masked = any(ranges is not None for ranges in self.kernel.ranges)
         bytes_ = sum(2 * self._size(key[2]) for key in self.tiles if key[0] != "own")
         return self.scope.parameters.section(self.walk_axis, bytes_ if masked else 0, _CACHE_BYTES)
+
+
+def _fit(scope: Scope) -> bool:
+    """Whether there are values of columns, and all have room in shared memory."""
+    kernel, fields_ = scope.kernel, scope.fields(COLUMN)
+    room = sum(tile.bytes for tile in kernel.shared if tile.name == "values")
+    assert kernel.roles is not None
+    taken = len(fields_) * VALUE_BYTES * kernel.block_walk * kernel.roles.stages
+    return 0 < taken <= room and all(each.ctype in ("float", "int32", "int64") for each in fields_)
 
 
 def _sums_of(store: StoreText, names: Sequence[str]) -> list[str]:

@@ -40,6 +40,8 @@ PART = 64
 """Rows and features of the part of a sum that is added to memory at once."""
 PARTS = 2
 """Buffers of such parts."""
+VALUE_BYTES = 8
+"""Of what is known of a column, for each value: there are integers of 64 bits."""
 ADDER_REGISTERS = 64
 """Of a thread of those that multiply what consumers hand over."""
 _OUTER_AXES = 2
@@ -184,7 +186,7 @@ def layout(
         "part_pipe": PARTS if roles.adders else 0,
     }
     for name, words in (
-        ("values", values * columns * roles.stages),
+        ("values", values * VALUE_BYTES // 4 * columns * roles.stages),
         ("works", WORKS * (1 + grid_axes)),
         ("visits", visit_words(outer_axes) * visit_count(roles)),
         ("places", 4 * PARTS if roles.adders else 0),

@@ -15,11 +15,18 @@ pytestmark = pytest.mark.cxx
 
 TOLERANCE = 5e-3
 """Of the norm of a gradient: weights are rounded to eight bits, and their products once more."""
+IDS = torch.tensor([[0] * 70 + [1] * 130])
 CASES: Mapping[str, dict[str, Any]] = {
     "causal": {"head_dim": 64, "lengths": (150, 260), "heads": (4, 2), "mask": fg.causal()},
     "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
     "window": {"head_dim": 128, "lengths": (210, 150), "heads": (2, 2), "mask": fg.sliding_window(40, 0)},
     "softcap": {"head_dim": 80, "lengths": (130, 70), "heads": (2, 1), "score": fg.softcap(20.0)},
+    "documents": {
+        "head_dim": 64,
+        "lengths": (200, 200),
+        "heads": (2, 2),
+        "mask": fg.document(IDS) & fg.causal(),
+    },
     "each result alone": {"head_dim": 256, "lengths": (100, 150), "heads": (2, 1), "mask": fg.causal()},
 }
 """Values of columns and of elements, rows that pass over tiles, several walks for one head of keys; sums
