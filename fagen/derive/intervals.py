@@ -85,10 +85,12 @@ __all__ = [
     "Let",
     "Range",
     "RangePlan",
+    "RowPlace",
     "Search",
     "Summary",
     "bits",
     "ranges",
+    "row_places",
     "sought",
 ]
 
@@ -215,6 +217,54 @@ def sought(plan: RangePlan) -> RangePlan:
 
     must = conjunction(*map(without_reads, conjuncts(plan.must)))
     return replace(plan, must=must, searches=tuple(searches.values()))
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """Columns of a row begin (or end: ``upper``) where a search for the row's own value does.
+
+    That place lies between ``lowest`` and ``highest``, those of the tile. It is the length of the axis where
+    the table ends first; ``inside`` says that it does not.
+    """
+
+    upper: bool
+    search: Search
+    lowest: Symbol
+    highest: Symbol
+    inside: bool
+
+
+def row_places(condition: Node, plan: RangePlan) -> tuple[RowPlace, ...]:
+    """A comparison of a sorted table's elements along the walked axis with a number of each row, as places;
+    none where it is something else, or where ``plan`` searches for no ends of them."""
+    if not isinstance(condition, Map) or not _is_compare(condition):
+        return ()
+    walked, own = Index(plan.walk_axis), Index(plan.own_axis)
+    terms, constant = linear(sub(*condition.args))
+    reads = [term for term in terms if plan.walk_axis in term.axes]
+    if len(reads) != 1 or not isinstance(reads[0], (Input, Load)) or abs(terms[reads[0]]) != 1:
+        return ()
+    read = reads[0]
+    k = terms.pop(read)
+    table = read.table if isinstance(read, Load) else read
+    *fixed, i = read.indices if isinstance(read, Load) else [index(axis) for axis in read.layout]
+    moving = any({plan.walk_axis, plan.own_axis} & set(each.axes) for each in fixed)
+    if not table.sorted or table.stored != "int" or i is not walked or moving:
+        return ()
+    rest = from_linear(terms, constant)  # k * read + rest <= 0, or == 0
+    value = neg(rest) if k > 0 else rest
+    tile = Tile({own.axis: (OWN_FIRST, OWN_LAST)}, Reads({own.axis: "own", walked.axis: "walk"}))
+    ends = tile.bound(value, False), tile.bound(value, True)
+    known = {(s.table, s.fixed, s.value, s.side): s.symbol for s in plan.searches}
+    found_: list[RowPlace] = []
+    for side in ("left", "right") if condition.op == "eq" else ("right",) if k > 0 else ("left",):
+        places = [known.get((table, tuple(fixed), end, side)) for end in ends if end is not None]
+        if len(places) < 2 or places[0] is None or places[1] is None:
+            return ()
+        search = Search(places[0], table, tuple(fixed), value, side)
+        inside = table.layout[-1] == plan.walk_axis
+        found_.append(RowPlace(side == "right", search, places[0], places[1], inside))
+    return tuple(found_)
 
 
 def _walks(node: Node) -> bool:

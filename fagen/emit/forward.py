@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TypeAlias
 
+from fagen.derive.intervals import RowPlace, row_places
 from fagen.derive.magnitudes import FP16_MAX, Magnitudes
 from fagen.derive.running import old
 from fagen.derive.terms import conjuncts, term_of
@@ -18,8 +19,8 @@ from fagen.derive.unscale import gathered, unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Product, State, Walk
 from fagen.emit.cexpr import FIRST_COLUMN, Lowering
-from fagen.emit.code import AND, COLUMN, ELEMENT, ROW, Code, Place, Split, Statement
-from fagen.emit.loops import loop_text
+from fagen.emit.code import AND, COLUMN, ELEMENT, ROW, SUM, Code, Place, Split, Statement, Variable
+from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
@@ -53,13 +54,15 @@ from fagen.ir.graph import (
     Symbol,
 )
 from fagen.plan.layout import nearest
-from fagen.plan.plan import SharedTile, Storage
+from fagen.plan.plan import STORAGE_BYTES, SharedTile, Storage
 from fagen.plan.space import VECTOR
 
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
 MANY_REGISTERS = 192
 """Three quarters of what a thread may have."""
+MANY_FEATURES = 32
+"""Of a thread: from so many on, exchanging them takes less time than storing them by pairs."""
 AFTER = 1
 """The phase of expressions that are computed after the last walk."""
 
@@ -83,6 +86,8 @@ class LoopBuilder:
         """Whether elements are masked before their tile is weighed, where that can be."""
         self.rounds = False
         """Whether all that is made of elements are weights, which are rounded to 16 bits."""
+        self.bits = scope.kernel.tiling == "fragments"
+        """Whether the columns of a thread that count are told as the bits of a number."""
         self.stage = unscaled(scope.kernel.stage)
         assert self.stage.walk is not None
         self.walk_axis: Axis = self.stage.walk
@@ -97,6 +102,8 @@ class LoopBuilder:
         self.addresses: dict[str, int] = {}
         self.widths: dict[str, int] = {}
         self.column: list[Statement] = []
+        self.places: dict[Axis, dict[RowPlace, str]] = {}
+        """What rows call the places that are searched for."""
         self.shares: dict[Axis, tuple[str, int, int]] = {}
         """Name, value and vector of a thread's share of each feature axis."""
         features = dict.fromkeys(a for walk in self.stage.walks for s in walk.states for a in s.features)
@@ -313,9 +320,12 @@ class LoopBuilder:
         apart = self.masks_apart and masked in [product.symbol for product in walk.products]
         if guard_code is not None and not apart:
             roots[:0] = [(guard_code, ELEMENT._replace(phase=phase)) for phase in self.tested_at(levels)]
-        guard_split, (begins, ends) = None, self.bounds(walk, lower) or ((), ())
+        loop = loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis)
+        guard_split, (begins, ends, rest, sought) = None, self.bounds(walk, lower, number)
         if guard_code is not None and apart:  # in a function of its own
-            tests = [*begins, *ends] or [guard_code]
+            if rest and not self.bits:
+                begins, ends, rest = [], [], [guard_code]
+            tests = [*begins, *ends, *rest, *(lower(place.search.value) for place in sought)]
             guard_split = scope.split([(code, ELEMENT) for code in tests])
             self.column += guard_split.at(COLUMN)
         split = scope.split(roots)
@@ -381,13 +391,15 @@ class LoopBuilder:
             apart=apart,
             mask=guard_split.at(ELEMENT) if guard_split else (),
             bounds=(_extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)),
+            beyond=" && ".join(guard_split.text(code, AND + 1) for code in rest) if guard_split else "",
             row=row,
             stores=stores,
             tiles=tuple(tile for tile in views if not tile.chunked),
             views=views,
             weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
             overwrites=number > 0 and self.overwrites(number),
-            loop=loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis),
+            places=[self.place(each, loop, lower, guard_split) for each in sought] if guard_split else (),
+            loop=loop,
         )
         for state in walk.states:
             self.finished[state.symbol] = self.held(state)
@@ -460,18 +472,59 @@ class LoopBuilder:
         """What a thread calls a state of one of its rows."""
         return f"row.{state.symbol.name}"
 
-    def bounds(self, walk: Walk, lower: Lowering) -> tuple[list[Code], list[Code]] | None:
-        """Columns of a row from and up to which elements count; None where the guard says more than that."""
+    def bounds(
+        self, walk: Walk, lower: Lowering, number: int
+    ) -> tuple[list[Code], list[Code], list[Code], list[RowPlace]]:
+        """Columns of a row from and up to which elements count, and what else the guard says; which of these
+        columns are searched for."""
         column, codes = Index(self.walk_axis), self.scope.codes
         begins: list[Code] = []
         ends = [self.scope.expressions.length(self.walk_axis)]
+        rest: list[Code] = []
+        sought: list[RowPlace] = []
+        ranges = self.kernel.ranges[number]
         for condition in conjuncts(walk.guard):
+            places = row_places(condition, ranges) if ranges and self.bits and self.row_axis else ()
+            for place in places:
+                name = self.place_name(place)
+                (ends if place.upper else begins).append(codes.leaf(f"row.{name}", "int32", ROW))
+            sought += places
             bound = _solved(condition, column)
             code = lower(bound[1]) if bound is not None else None
+            if places:
+                continue
             if bound is None or code is None or code.ctype != "int32" or code.place.column:
-                return None
-            (begins if bound[0] else ends).append(code)
-        return begins, [codes.cast(end, "int32") for end in ends]
+                rest.append(lower(condition))
+            else:
+                (begins if bound[0] else ends).append(code)
+        return begins, [codes.cast(end, "int32") for end in ends], rest, sought
+
+    def place_name(self, place: RowPlace) -> str:
+        """What a row calls a place that is searched for."""
+        names = self.places.setdefault(self.walk_axis, {})
+        if place not in names:
+            kind = f"{axis_name(self.walk_axis)}_{'end' if place.upper else 'begin'}"
+            again = sum(each.startswith(kind) for each in names.values())
+            names[place] = f"{kind}{again or ''}"
+            self.scope.fields(ROW).append(Variable("int32", names[place]))
+        return names[place]
+
+    def place(self, place: RowPlace, loop: LoopText, lower: Lowering, split: Split) -> Statement:
+        """What searches for a place of a row, between those of its tile."""
+        search, codes = place.search, self.scope.codes
+        element = lower.read(
+            search.table, [*(lower(fixed) for fixed in search.fixed), codes.leaf("i", "int32", ELEMENT)]
+        )
+        text = self.scope.split([(element, ELEMENT)]).text(element)
+        sign = "<=" if place.upper else "<"
+        test = f"[&](int i) {{ return {text} {sign} {split.text(lower(search.value), SUM)}; }}"
+        ends = f"{loop.places[place.lowest]}, {loop.places[place.highest]}"
+        length = self.scope.length(search.table.layout[-1]), loop.length
+        beyond = "" if place.inside else f", {length[0]}, {length[1]}"
+        name = self.place_name(place)
+        return Statement(
+            "field", Variable("int32", name), f"row.{name}", f"place_between({ends}, {test}{beyond})"
+        )
 
     def slack(self, state: State) -> str | None:
         """By how much a maximum may be exceeded before it is replaced; None where it may not."""
@@ -607,12 +660,24 @@ class LoopBuilder:
             if axis is None:
                 by_row = StoresText(None, "", "", 1, (), stores)
             else:
-                share, _, vector = self.shares[axis]
-                even = dict(scope.plan.problem.sizes)[axis] % 2 == 0
+                share, count, vector = self.shares[axis]
+                size = dict(scope.plan.problem.sizes)[axis]
                 dense = all(tensor.dense and tensor.layout[-1] == axis for _, tensor in group)
-                in_pairs = vector == 2 and even and dense
+                in_pairs = vector == 2 and size % 2 == 0 and dense
+                halves = all(STORAGE_BYTES[tensor.storage] == 2 for _, tensor in group)
+                whole = size % 8 == 0 and count % 8 == 0 and count >= MANY_FEATURES
+                in_eights = in_pairs and halves and whole and self.kernel.tiling == "fragments"
                 by_feature.append(
-                    StoresText(axis, scope.length(axis), share, vector, split.at(place), stores, in_pairs)
+                    StoresText(
+                        axis,
+                        scope.length(axis),
+                        share,
+                        vector,
+                        split.at(place),
+                        stores,
+                        in_pairs,
+                        in_eights and self.kernel.columns == 4,
+                    )
                 )
         return statements, by_row, tuple(by_feature)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, RangePlan
 from fagen.derive.tile import Search
@@ -38,6 +38,8 @@ class LoopText:
     """A tile of which this holds has no element that counts."""
     full: str | None
     """All elements of a tile inside the length count if this holds ("": always; None: never known)."""
+    places: Mapping[Node, str] = field(default_factory=dict)
+    """How the text says what was searched for."""
 
 
 def loop_text(
@@ -51,7 +53,8 @@ def loop_text(
     loop = _Loop(scope, ranges, row_axis)
     bounds = loop.bounds()
     skip, full = loop.tests()
-    return LoopText(start, last, length, block, loop.before, bounds, loop.tile, skip, full)
+    places: dict[Node, str] = {each.symbol: loop.leaves[each.symbol].form for each in ranges.searches}
+    return LoopText(start, last, length, block, loop.before, bounds, loop.tile, skip, full, places)
 
 
 class _Loop:

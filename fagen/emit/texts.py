@@ -142,6 +142,11 @@ class StoreText:
         return f"{self.tensor.name}_pair[2]"
 
     @property
+    def eight(self) -> str:
+        """An array of eight of them."""
+        return f"{self.tensor.name}_eight[8]"
+
+    @property
     def value(self) -> str:
         """The number as it is stored."""
         return f"from_float<{self.tensor.storage}>({self.number})"
@@ -166,6 +171,8 @@ class StoresText:
     stores: tuple[StoreText, ...]
     pairs: bool = False
     """Whether two neighbours are always stored together."""
+    eights: bool = False
+    """Whether four lanes may exchange what they have, and each then store eight neighbours."""
 
     @property
     def says_position(self) -> bool:
@@ -203,7 +210,11 @@ class WalkText:
     mask: Sequence[Statement]
     """What that function computes of each element."""
     bounds: tuple[str, str]
-    """Between which columns those lie that count in a row, as numbers of the row; "": the guard says more."""
+    """Between which columns of a row those lie that count, as the text says it; "" where nothing says that."""
+    beyond: str
+    """What the guard says of an element beyond that."""
+    places: Sequence[Statement]
+    """Numbers of a row that are searched for once the loop is known."""
     row: Sequence[Statement]
     """Row values that this pass needs, computed before it."""
     stores: StoresText | None
@@ -431,6 +442,11 @@ class ForwardLoop:
         return []
 
     @property
+    def quads(self) -> bool:
+        """Whether lanes exchange results before they store them."""
+        return bool(self.feature_outputs) and all(outputs.eights for outputs in self.feature_outputs)
+
+    @property
     def all_outputs(self) -> list[StoreText]:
         """What is written after the last walk."""
         groups = [*([self.row_outputs] if self.row_outputs else []), *self.feature_outputs]
@@ -474,7 +490,8 @@ class ForwardLoop:
     @staticmethod
     def text_of_mask(walk: WalkText) -> str:
         """All that stands in the loop over columns of a mask."""
-        return "\n".join([*(statement.text for statement in walk.mask), walk.test])
+        tested = walk.beyond if walk.bounds[1] else walk.test
+        return "\n".join([*(statement.text for statement in walk.mask), tested])
 
     @staticmethod
     def text_of_stores(stores: StoresText) -> str:

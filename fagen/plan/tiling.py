@@ -41,6 +41,7 @@ LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
 
 _NAMES = {"d": "head_dim", "dv": "v_head_dim"}
+_USUAL_TILE = 64 * 128
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
 _REPRESENTATIVE = {"few": (8, 8), "some": (512, 2), "short": (1024, 8), "many": (4096, 8)}
@@ -211,10 +212,13 @@ def _loops(counts: Profile) -> Iterator[Tiles]:
 
 
 def _fragments(counts: Profile) -> Iterator[Tiles]:
-    """A warp has 16 rows, or 32, so that a fragment of the walk's operands serves two products."""
+    """A warp has 16 rows, or 32, so that a fragment of the walk's operands serves two products.
+
+    A tile of the walk has more than 64 columns where it is no larger than with 64 of a usual head dim.
+    """
     whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), FRAGMENT)
-    for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64)):
-        if warps * shares <= 8:
+    for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64, 96, 128)):
+        if warps * shares <= 8 and (walk <= 64 or walk * whole <= _USUAL_TILE):
             yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
 
 

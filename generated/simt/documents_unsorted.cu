@@ -112,8 +112,8 @@ constexpr uint32 Q_AT = 0, K_AT = 34816, V_AT = 52224, W_AT = 69632;
 struct Block {
   int b, hk, g, h, q_start, q_last;
   const fp16 *Q, *K, *V;
-  const int32 *table0;
   int32 *min0, *max0, *max1, *min1;
+  const int32 *table0;
   fp16 *O;
 };
 
@@ -142,12 +142,12 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
-  block.table0 = p.table0 + block.b * p.table0_b;
-  block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
   block.min0 = p.min0 + block.b * p.min0_b;
   block.max0 = p.max0 + block.b * p.max0_b;
   block.max1 = p.max1 + block.b * p.max1_b;
   block.min1 = p.min1 + block.b * p.min1_b;
+  block.table0 = p.table0 + block.b * p.table0_b;
+  block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
   block.O = p.O + block.b * p.O_b + block.h * p.O_h;
   return block;
 }

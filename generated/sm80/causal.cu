@@ -98,10 +98,9 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     const int first = kv_start + lane * 2;
-    const int end = minimum(p.kv_len, row.n0) - first;
+    const uint32 counts = columns_before<COLUMNS>(minimum(p.kv_len, row.n0) - first);  // column c: bit c
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const int at = c / 2 * 8 + c % 2;
-      if (at >= end) s[r][c] = -INFINITY;
+      if (!(counts >> c & 1)) s[r][c] = -INFINITY;
     }
   }
 }
@@ -152,18 +151,17 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, Row 
     const int q = block.q_start + row0 + 8 * r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
-    if (!row.inside) continue;
     const float x2 = quotient(1.0f, row.l);
-    if (lane == 0) {
+    if (row.inside && lane == 0) {
       block.stat[row.q] = from_float<fp32>(row.m * SCALE + logf(row.l));
     }
-    UNROLL for (int first = 0; first < FEATURES; first += 2) {
-      float O_pair[2];
-      UNROLL for (int f = first; f < first + 2; ++f) {
-        O_pair[f % 2] = row.acc[f] * x2;
+    UNROLL for (int first = 0; first < FEATURES; first += 8) {
+      float O_eight[8];
+      UNROLL for (int f = first; f < first + 8; ++f) {
+        O_eight[f % 8] = row.acc[f] * x2;
       }
-      const int dv = first / 2 * 8 + lane * 2 + first % 2;
-      if (dv < V_HEAD_DIM) store_pair(&block.O[row.q * p.O_q + dv], O_pair);
+      const int dv = (first / 2 + lane) * 8;
+      store_eight(&block.O[row.q * p.O_q + dv], O_eight, row.inside && dv < V_HEAD_DIM);
     }
   }
 }

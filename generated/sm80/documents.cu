@@ -30,18 +30,18 @@ struct Params {
   int64 K_b, K_hk, K_kv;
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv;
-  const int32* table0;  // [b, i0]  captured
-  int64 table0_b, table0_i0;
+  const int32* table0;  // [b, position]  captured
+  int64 table0_b, table0_position;
   fp16* O;  // [b, h, q, dv]  out
   int64 O_b, O_h, O_q;
-  int table0_i0_size, batch, kv_heads, group, i0_len, q_len, kv_len;
+  int table0_position_size, batch, kv_heads, group, position_len, q_len, kv_len;
 };
 
-constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
+constexpr int BLOCK_Q = 128, BLOCK_KV = 128;  // rows of a block, columns of a tile
 constexpr int THREADS = 128, LANES = 4;  // LANES of them share a row
 constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
 constexpr int FEATURES = 16;  // of a weighted sum, each thread's share
-constexpr uint32 Q_AT = 0, K_AT = 16384, V_AT = 24576;  // where tiles lie in shared memory, in bytes
+constexpr uint32 Q_AT = 0, K_AT = 16384, V_AT = 32768;  // where tiles lie in shared memory, in bytes
 
 // Where a block works, and what is the same for all of it.
 struct Block {
@@ -53,14 +53,9 @@ struct Block {
 
 // What a thread knows of one of its rows.
 struct Row {
-  int q, table0;
+  int q, kv_begin, kv_end, table0;
   bool inside;
   float m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
-};
-
-// What a thread reads of one of its columns of a tile.
-struct Column {
-  int table0;
 };
 
 // Where this block works; the last rows come first, they have most to do where a mask grows with the row.
@@ -97,14 +92,16 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // captured[b, kv] == captured[b, q] and kv <= q
-__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
-    int kv_start, int lane, float (&s)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
+    float (&s)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
+    const int first = kv_start + lane * 2;
+    // column c: bit c
+    const uint32 counts = columns_before<COLUMNS>(minimum(minimum(p.kv_len, row.kv_end), row.q + 1) -
+        first) & ~columns_before<COLUMNS>(row.kv_begin - first);
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      const Column& column = columns[c];
-      if (!(kv < p.kv_len && column.table0 == row.table0 && kv <= row.q)) s[r][c] = -INFINITY;
+      if (!(counts >> c & 1)) s[r][c] = -INFINITY;
     }
   }
 }
@@ -167,7 +164,7 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, Row 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Params p) {
   const Block block = this_block(p);
   const int row0 = threadIdx.x / 32 * (8 * ROWS) + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
   Row rows[ROWS];
@@ -176,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     const int q = block.q_start + row0 + 8 * r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
-    row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
+    row.table0 = block.table0[clamp_index(row.q, p.table0_position_size) * p.table0_position];
   }
   const OperandTile<fp16, BLOCK_Q, HEAD_DIM> Q(Q_AT);
 
@@ -184,20 +181,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
   const OperandTile<fp16, BLOCK_KV, HEAD_DIM> K(K_AT);
   const OperandTile<fp16, BLOCK_KV, V_HEAD_DIM> V(V_AT);
   // Tiles that may have an element with  captured[b, kv] == captured[b, q] and kv <= q
-  const int table0_value = block.table0[clamp_index(block.q_last, p.table0_i0_size) * p.table0_i0];
-  const int table0_value_0 = block.table0[clamp_index(block.q_start, p.table0_i0_size) * p.table0_i0];
-  const Places<4> found = partition_points(Places<4>{p.i0_len, p.i0_len, p.i0_len, p.i0_len},
-      [&](int i) { return block.table0[i * p.table0_i0] <= table0_value; },
-      [&](int i) { return block.table0[i * p.table0_i0] < table0_value_0; },
-      [&](int i) { return block.table0[i * p.table0_i0] < table0_value; },
-      [&](int i) { return block.table0[i * p.table0_i0] <= table0_value_0; });
+  const int table0_value =
+      block.table0[clamp_index(block.q_last, p.table0_position_size) * p.table0_position];
+  const int table0_value_0 =
+      block.table0[clamp_index(block.q_start, p.table0_position_size) * p.table0_position];
+  const Places<4> found = partition_points(Places<4>{p.position_len, p.position_len, p.position_len,
+      p.position_len}, [&](int i) { return block.table0[i * p.table0_position] <= table0_value; },
+      [&](int i) { return block.table0[i * p.table0_position] < table0_value_0; },
+      [&](int i) { return block.table0[i * p.table0_position] <= table0_value_0; },
+      [&](int i) { return block.table0[i * p.table0_position] < table0_value; });
   const int kv_begin = found[1];
-  const int kv_end = found[1] != p.i0_len
-      ? minimum(minimum(found[0] == p.i0_len ? p.kv_len : found[0], block.q_last + 1), p.kv_len) : 0;
+  const int kv_end = found[1] != p.position_len
+      ? minimum(minimum(found[0] == p.position_len ? p.kv_len : found[0], block.q_last + 1), p.kv_len) : 0;
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    Row& row = rows[r];
+    row.kv_begin = place_between(found[1], found[3],
+        [&](int i) { return block.table0[i * p.table0_position] < row.table0; }, p.position_len, p.kv_len);
+    row.kv_end = place_between(found[2], found[0],
+        [&](int i) { return block.table0[i * p.table0_position] <= row.table0; }, p.position_len, p.kv_len);
+  }
   const auto is_full = [&](int kv_start) {
     const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    return (kv_last < found[3] || found[3] == p.i0_len) && found[2] < p.i0_len && found[2] <= kv_start &&
-        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
+    return (kv_last < found[2] || found[2] == p.position_len) && found[3] < p.position_len &&
+        found[3] <= kv_start && kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
   };
   const auto visit = [&](int kv_start, auto masked) {
     const int next = kv_start + BLOCK_KV;
@@ -209,28 +215,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     multiply(Q, K, s);
     copy_async_wait<0>();
     __syncthreads();  // V is there, and all have read K
-    copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
-    copy_async_commit();
-    Column columns[COLUMNS];
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      Column& column = columns[c];
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      column.table0 = block.table0[clamp_index(kv, p.table0_i0_size) * p.table0_i0];
+    if (next < kv_end) {
+      copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
     }
+    copy_async_commit();
     float weights[ROWS][COLUMNS];
-    if (masked.value) mask(p, rows, columns, kv_start, lane, s);
+    if (masked.value) mask(p, rows, kv_start, lane, s);
     update(rows, s, weights);
     add_to_acc(weights, V, rows);
     return next;
   };
   int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
-  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+  if (kv_start < kv_end) {
+    copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
+  }
   copy_async_commit();
   while (kv_start < kv_end) {
     while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
     while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
   }
-  copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
 
   finish(p, this_block(p), rows, row0, lane);

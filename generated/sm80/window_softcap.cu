@@ -37,11 +37,11 @@ struct Params {
   int batch, kv_heads, group, q_len, kv_len;
 };
 
-constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
+constexpr int BLOCK_Q = 128, BLOCK_KV = 128;  // rows of a block, columns of a tile
 constexpr int THREADS = 128, LANES = 4;  // LANES of them share a row
 constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
 constexpr int FEATURES = 16;  // of a weighted sum, each thread's share
-constexpr uint32 Q_AT = 0, K_AT = 16384, V_AT = 24576;  // where tiles lie in shared memory, in bytes
+constexpr uint32 Q_AT = 0, K_AT = 16384, V_AT = 32768;  // where tiles lie in shared memory, in bytes
 
 // Where a block works, and what is the same for all of it.
 struct Block {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, Row 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Params p) {
   const Block block = this_block(p);
   const int row0 = threadIdx.x / 32 * (8 * ROWS) + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
   Row rows[ROWS];
@@ -197,7 +197,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     multiply(Q, K, s);
     copy_async_wait<0>();
     __syncthreads();  // V is there, and all have read K
-    copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
+    if (next < kv_end) {
+      copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
+    }
     copy_async_commit();
     Column columns[COLUMNS];
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
@@ -211,13 +213,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     return next;
   };
   int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
-  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+  if (kv_start < kv_end) {
+    copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
+  }
   copy_async_commit();
   while (kv_start < kv_end) {
     while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
     while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
   }
-  copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
 
   finish(p, this_block(p), rows, row0, lane);

@@ -43,6 +43,15 @@ __device__ __forceinline__ LaneChunk chunk_by_columns(int lane) {
   return {lane / 16 * 8 + lane % 8, lane / 8 % 2};
 }
 
+// Of each eight columns a lane has two. Bits make predicates seven at a time, and comparisons one by one.
+template <int COLUMNS>
+__device__ __forceinline__ uint32 columns_before(int end) {
+  static_assert(COLUMNS <= 32);
+  const uint32 inside = end < 0 ? 0 : end < 4 * COLUMNS ? end : 4 * COLUMNS;
+  const uint32 count = inside / 8 * 2 + (inside % 8 < 2 ? inside % 8 : 2);
+  return count < 32 ? (1u << count) - 1 : ~0u;
+}
+
 template <int WIDTH>
 struct TileLayout {
   static_assert(WIDTH % 16 == 0, "tensor cores take 16 columns at a time");

@@ -6,11 +6,15 @@
 //   fill_operand<THREADS, COLUMNS>(tile, first, length, element)
 //       the same for element(first + i, j), a float, which is rounded; done at once
 //   store_pair(pointer, pair)   two numbers, rounded, one access; the address is a multiple of their size
+//   store_eight(pointer, eight, there)
+//       eight numbers of each lane, of every four lanes those of a row: two of each eight columns. The lanes exchange
+//       them, so that lane i stores the eight of the columns to which its pointer points, one access, if `there`
 #pragma once
 
 #include <async.cuh>
 #include <math.cuh>
 #include <mma.cuh>
+#include <quad.cuh>
 
 // A team of neighbouring threads copies a row, so that the addresses of a thread differ by constants.
 template <int THREADS, int COLUMNS, class T, int ROWS, int WIDTH>
@@ -27,7 +31,7 @@ __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& 
 #pragma unroll
     for (int j = 0; j < WIDTH; j += TEAM * 8) {
       const int count = WIDTH == COLUMNS ? 8 : maximum(minimum(COLUMNS - column - j, 8), 0);
-      if (j + TEAM * 8 <= WIDTH || column + j < WIDTH) {
+      if ((j + TEAM * 8 <= WIDTH || column + j < WIDTH) && (ROWS % STEP == 0 || row + i < ROWS)) {
         const int to = STEADY ? at + i * Layout::PITCH + j : tile.at(row + i, column + j);
         copy_async<8>(tile.elements, to, data + j, row + i < rows ? count : 0);
       }
@@ -61,4 +65,16 @@ __device__ __forceinline__ void store_pair(T* to, const float (&pair)[2]) {
 template <>
 __device__ __forceinline__ void store_pair<float>(float* to, const float (&pair)[2]) {
   store_vector(to, Vec<float, 2>{{pair[0], pair[1]}});
+}
+
+template <class T>
+__device__ __forceinline__ void store_eight(T* to, const float (&eight)[8], bool there) {
+  uint32 word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = pack<T>(eight[2 * i], eight[2 * i + 1]);
+  exchange_quad(word);
+  Vec<T, 8> values;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = T{static_cast<unsigned short>(word[i / 2] >> i % 2 * 16)};
+  if (there) store_vector(to, values);
 }

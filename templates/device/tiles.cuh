@@ -30,6 +30,8 @@
 //   previous_tile<BLOCK>(begin, end, before)
 //       the last multiple of BLOCK before `before` where a tile meets one of the ranges; -1 if there is none
 //   partition_point(length, below)    how many of 0 .. length - 1 come before the first at which below(i) is false
+//   place_between(low, high, below)   the same where it is known to lie between these, most often at one of them; with
+//                                     further arguments `size` and `length`, the length if it is the size
 //   partition_points(Places<N>{length ...}, below ...)
 //       the same for N lengths and tests, by a whole warp: each lane asks at one place, for all tests at once
 #pragma once
@@ -219,9 +221,8 @@ __device__ __forceinline__ int previous_tile(const int (&begin)[N], const int (&
 }
 
 template <class Below>
-__device__ __forceinline__ int partition_point(int length, Below below) {
+__device__ __forceinline__ int partition_point(int low, int high, Below below) {
   constexpr int PLACES = 8;  // are asked at once: reads of memory take long, however many there are
-  int low = 0, high = length;
   while (low < high) {
     const int step = (high - low + PLACES - 1) / PLACES;
     int before = 0;
@@ -233,6 +234,24 @@ __device__ __forceinline__ int partition_point(int length, Below below) {
     high = minimum(high, low + step - 1);
   }
   return low;
+}
+
+template <class Below>
+__device__ __forceinline__ int partition_point(int length, Below below) {
+  return partition_point(0, length, below);
+}
+
+template <class Below>
+__device__ __forceinline__ int place_between(int low, int high, Below below) {
+  if (low < high && !below(low)) high = low;
+  if (low < high && below(high - 1)) low = high;
+  return partition_point(low, high, below);
+}
+
+template <class Below>
+__device__ __forceinline__ int place_between(int low, int high, Below below, int size, int length) {
+  const int place = place_between(low, high, below);
+  return place == size ? length : place;
 }
 
 template <int N>

@@ -5,5 +5,6 @@
 #include "async.cuh"
 #include "math.cuh"
 #include "mma.cuh"
+#include "quad.cuh"
 
 #include "../device/operands.cuh"
