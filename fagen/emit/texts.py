@@ -210,7 +210,7 @@ class WalkText:
     mask: Sequence[Statement]
     """What that function computes of each element."""
     bounds: tuple[str, str]
-    """Between which columns of a row those lie that count, as the text says it; "" where nothing says that."""
+    """Between which columns of a row those lie that count; "" where nothing says it."""
     beyond: str
     """What the guard says of an element beyond that."""
     places: Sequence[Statement]
