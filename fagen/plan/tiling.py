@@ -217,7 +217,7 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
     A tile of the walk has more than 64 columns where it is no larger than with 64 of a usual head dim.
     """
     whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), FRAGMENT)
-    for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64, 96, 128)):
+    for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64, 128)):
         if warps * shares <= 8 and (walk <= 64 or walk * whole <= _USUAL_TILE):
             yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
 

@@ -45,12 +45,12 @@ struct Params {
   int batch, kv_heads, group, q_len, kv_len;
 };
 
-constexpr int BLOCK_Q = 128, BLOCK_KV = 96;  // rows of a block, columns of a tile
+constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a tile
 constexpr int THREADS = 128, LANES = 4;  // LANES of them share a row
 constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
 constexpr int FEATURES = 12;  // of a weighted sum, each thread's share
 constexpr int WIDTH_D = 80, WIDTH_DV = 48;  // columns of a tile in shared memory
-constexpr uint32 Q_AT = 0, K_AT = 22528, V_AT = 39424;  // where tiles lie in shared memory, in bytes
+constexpr uint32 Q_AT = 0, K_AT = 22528, V_AT = 33792;  // where tiles lie in shared memory, in bytes
 
 // Where a block works, and what is the same for all of it.
 struct Block {
