@@ -30,11 +30,11 @@ struct Params {
   int64 K_b, K_hk, K_kv;
   const fp16* V;  // [b, hk, kv, dv]  v
   int64 V_b, V_hk, V_kv;
-  const int32* table0;  // [b, position]  captured
-  int64 table0_b, table0_position;
+  const int32* table0;  // [b, i0]  captured
+  int64 table0_b, table0_i0;
   fp16* O;  // [b, h, q, dv]  out
   int64 O_b, O_h, O_q;
-  int table0_position_size, batch, kv_heads, group, position_len, q_len, kv_len;
+  int table0_i0_size, batch, kv_heads, group, i0_len, q_len, kv_len;
 };
 
 constexpr int BLOCK_Q = 128, BLOCK_KV = 128;  // rows of a block, columns of a tile
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const int q = block.q_start + row0 + 8 * r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
-    row.table0 = block.table0[clamp_index(row.q, p.table0_position_size) * p.table0_position];
+    row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
   }
   const OperandTile<fp16, BLOCK_Q, HEAD_DIM> Q(Q_AT);
 
@@ -181,29 +181,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   const OperandTile<fp16, BLOCK_KV, HEAD_DIM> K(K_AT);
   const OperandTile<fp16, BLOCK_KV, V_HEAD_DIM> V(V_AT);
   // Tiles that may have an element with  captured[b, kv] == captured[b, q] and kv <= q
-  const int table0_value =
-      block.table0[clamp_index(block.q_last, p.table0_position_size) * p.table0_position];
-  const int table0_value_0 =
-      block.table0[clamp_index(block.q_start, p.table0_position_size) * p.table0_position];
-  const Places<4> found = partition_points(Places<4>{p.position_len, p.position_len, p.position_len,
-      p.position_len}, [&](int i) { return block.table0[i * p.table0_position] <= table0_value; },
-      [&](int i) { return block.table0[i * p.table0_position] < table0_value_0; },
-      [&](int i) { return block.table0[i * p.table0_position] <= table0_value_0; },
-      [&](int i) { return block.table0[i * p.table0_position] < table0_value; });
+  const int table0_value = block.table0[clamp_index(block.q_last, p.table0_i0_size) * p.table0_i0];
+  const int table0_value_0 = block.table0[clamp_index(block.q_start, p.table0_i0_size) * p.table0_i0];
+  const Places<4> found = partition_points(Places<4>{p.i0_len, p.i0_len, p.i0_len, p.i0_len},
+      [&](int i) { return block.table0[i * p.table0_i0] <= table0_value; },
+      [&](int i) { return block.table0[i * p.table0_i0] < table0_value_0; },
+      [&](int i) { return block.table0[i * p.table0_i0] < table0_value; },
+      [&](int i) { return block.table0[i * p.table0_i0] <= table0_value_0; });
   const int kv_begin = found[1];
-  const int kv_end = found[1] != p.position_len
-      ? minimum(minimum(found[0] == p.position_len ? p.kv_len : found[0], block.q_last + 1), p.kv_len) : 0;
+  const int kv_end = found[1] != p.i0_len
+      ? minimum(minimum(found[0] == p.i0_len ? p.kv_len : found[0], block.q_last + 1), p.kv_len) : 0;
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    row.kv_begin = place_between(found[1], found[3],
-        [&](int i) { return block.table0[i * p.table0_position] < row.table0; }, p.position_len, p.kv_len);
-    row.kv_end = place_between(found[2], found[0],
-        [&](int i) { return block.table0[i * p.table0_position] <= row.table0; }, p.position_len, p.kv_len);
+    row.kv_begin = place_between(found[1], found[2],
+        [&](int i) { return block.table0[i * p.table0_i0] < row.table0; }, p.i0_len, p.kv_len);
+    row.kv_end = place_between(found[3], found[0],
+        [&](int i) { return block.table0[i * p.table0_i0] <= row.table0; }, p.i0_len, p.kv_len);
   }
   const auto is_full = [&](int kv_start) {
     const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    return (kv_last < found[2] || found[2] == p.position_len) && found[3] < p.position_len &&
-        found[3] <= kv_start && kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
+    return (kv_last < found[3] || found[3] == p.i0_len) && found[2] < p.i0_len && found[2] <= kv_start &&
+        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
   };
   const auto visit = [&](int kv_start, auto masked) {
     const int next = kv_start + BLOCK_KV;
