@@ -92,7 +92,7 @@ GOLDEN: Mapping[str, Golden] = {
 
 KEPT: Mapping[str, tuple[str, ...]] = {
     "simt": tuple(GOLDEN),
-    "sm80": ("causal", "window_softcap", "prefix_sink", "documents", "above_a_threshold"),
+    "sm80": ("causal", "causal_backward", "window_softcap", "prefix_sink", "documents", "above_a_threshold"),
 }
 """The programs of each family."""
 

@@ -1,0 +1,416 @@
+// attention: backward, family sm80, head_dim 64, v_head_dim 64, bf16 fp32
+// emitted by fagen 0.1.0
+//
+// b batch, h query head, hk key head, q query, kv key, d feature, dv feature of a value
+//
+// S[b,h,q,kv] = sum_d Q K
+// P[b,h,q,kv] = exp(where(kv <= q + kv_len - q_len, S * rsqrt(head_dim), -inf) - stat)
+// dP[b,h,q,kv] = sum_dv dO V
+// D[b,h,q] = sum_dv dO O
+// dS[b,h,q,kv] = where(kv <= q + kv_len - q_len, P * (dP - D), 0.0)
+// dQ = (sum_kv dS K) * rsqrt(head_dim)
+// dK = (sum_g sum_q dS Q) * rsqrt(head_dim)
+// dV = sum_g sum_q P dO
+//
+// for each b, h and BLOCK_Q rows q (a block):
+//   for each BLOCK_DV columns dv:
+//     acc = acc + sum_dv O * dO                                 [q]
+//   t0 = acc
+//
+// for each b, hk and BLOCK_KV rows kv (a block):
+//   for each g:
+//     for each BLOCK_Q columns q with some  kv <= q + kv_len - q_len:
+//       s0 = sum_d K Q                                            [q,kv]
+//       s1 = sum_dv V dO                                          [q,kv]
+//       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+//       acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
+//       t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+//   dK = acc0 * rsqrt(head_dim)
+//   dV = acc1
+//
+// for each b, h and BLOCK_Q rows q (a block):
+//   for each BLOCK_D columns d:
+//     dQ = rsqrt(head_dim) * t1
+
+#include "add.cuh"
+#include "edges.cuh"
+#include "math.cuh"
+#include "tiles.cuh"
+#include "types.cuh"
+#include "warp.cuh"
+#include "mma.cuh"
+#include "operands.cuh"
+
+constexpr int HEAD_DIM = 64, V_HEAD_DIM = 64;
+constexpr float SCALE = 0.125f;     // rsqrt(head_dim)
+constexpr float LOG2E = 1.442695f;  // exp(x) = 2^(x LOG2E)
+
+// What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
+struct Params {
+  const bf16* Q;  // [b, h, q, d]  q
+  int64 Q_b, Q_h, Q_q;
+  const bf16* K;  // [b, hk, kv, d]  k
+  int64 K_b, K_hk, K_kv;
+  const bf16* V;  // [b, hk, kv, dv]  v
+  int64 V_b, V_hk, V_kv;
+  const bf16* dO;  // [b, h, q, dv]  dout
+  int64 dO_b, dO_h, dO_q;
+  const bf16* O;  // [b, h, q, dv]  out
+  int64 O_b, O_h, O_q;
+  const fp32* stat;  // [b, h, q]  kept0
+  int64 stat_b, stat_h, stat_q;
+  fp32* t0;  // [b, hk, g, q]
+  int64 t0_b, t0_hk, t0_g, t0_q;
+  fp32* t1;  // [b, hk, g, q, d]
+  int64 t1_b, t1_hk, t1_g, t1_q;
+  bf16* dQ;  // [b, h, q, d]  dq
+  int64 dQ_b, dQ_h, dQ_q;
+  bf16* dK;  // [b, hk, kv, d]  dk
+  int64 dK_b, dK_hk, dK_kv;
+  bf16* dV;  // [b, hk, kv, dv]  dv
+  int64 dV_b, dV_hk, dV_kv;
+  int batch, kv_heads, group, q_len, kv_len;
+};
+
+// acc = sum_dv dO * O
+// t0 = acc
+extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __grid_constant__ Params p) {
+  constexpr int BLOCK_Q = 16;  // rows of a block
+  constexpr int LANES = 8;     // that share a row
+  int rest = blockIdx.x;
+  const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
+  const int q_start = take(rest, q_tiles) * BLOCK_Q;
+  const int g = take(rest, p.group);
+  const int hk = take(rest, p.kv_heads);
+  const int b = rest;
+  const int h = hk * p.group + g;
+  const bf16* dO_at = p.dO + b * p.dO_b + h * p.dO_h;
+  const bf16* O_at = p.O + b * p.O_b + h * p.O_h;
+  fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
+  const int row = q_start + threadIdx.x / LANES;
+  const bool inside = row < p.q_len;
+  const int q = inside ? row : p.q_len - 1;  // past the end: once more the last, as all lanes join
+  const int lane = threadIdx.x % LANES;
+
+  float acc = 0.0f;
+  for (int first = lane * 8; first < V_HEAD_DIM; first += LANES * 8) {
+    const auto dO_part = load_vector<8>(&dO_at[q * p.dO_q + first]);
+    const auto O_part = load_vector<8>(&O_at[q * p.O_q + first]);
+    UNROLL for (int i = 0; i < 8; ++i) {
+      acc += to_float(dO_part[i]) * to_float(O_part[i]);
+    }
+  }
+  acc = lane_sum<LANES>(acc);
+  if (inside && lane == 0) {
+    t0_at[q * p.t0_q] = from_float<fp32>(acc);
+  }
+}
+
+namespace backward_1_backward_loop_ {
+  constexpr int BLOCK_KV = 64, BLOCK_Q = 32;  // rows of a block, columns of a tile
+  constexpr int THREADS = 64, LANES = 4;      // LANES of them share a row
+  // of a tile, each thread's share
+  constexpr int ROWS = BLOCK_KV * LANES / THREADS, COLUMNS = BLOCK_Q / LANES;
+  constexpr int FEATURES_D = 16, FEATURES_DV = 16;  // of a weighted sum, each thread's share
+  // of a tile's part, each thread's share, and warps that have parts of the same rows
+  constexpr int PART0_ROWS = 4, PART0_FEATURES = 8, PART0_WARPS = 2;
+  // where tiles lie in shared memory, in bytes
+  constexpr uint32 K_AT = 0, Q_AT = 16384, V_AT = 8192, DO_AT = 24576, WEIGHTS0_AT = 32768, COLUMNS_AT =
+      37888;
+
+  // Where a block works, and what is the same for all of it.
+  struct Block {
+    int b, hk, g, h, kv_start, kv_last;
+    const bf16 *K, *Q, *V, *dO;
+    const fp32 *stat;
+    fp32 *t0, *t1;
+    bf16 *dK, *dV;
+  };
+
+  // What a thread knows of one of its rows.
+  struct Row {
+    int kv;
+    bool inside;
+    float acc0[FEATURES_D] = {}, acc1[FEATURES_DV] = {};
+  };
+
+  // What a thread reads of one of its columns of a tile.
+  struct Column {
+    float x0, t0;
+  };
+
+  // Where this block works; neighbours have tiles of rows that follow each other, and read the same columns.
+  __device__ __forceinline__ Block this_block(const Params& p, int g) {
+    Block block;
+    int rest = again(blockIdx.x);
+    const int tiles = (p.kv_len + BLOCK_KV - 1) / BLOCK_KV;
+    block.kv_start = take(rest, tiles) * BLOCK_KV;
+    block.hk = take(rest, p.kv_heads);
+    block.b = take(rest, p.batch);
+    block.g = g;
+    block.h = block.hk * p.group + block.g;
+    block.kv_last = minimum(block.kv_start + BLOCK_KV, p.kv_len) - 1;
+    block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
+    block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
+    block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
+    block.dO = p.dO + block.b * p.dO_b + block.h * p.dO_h;
+    block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
+    block.t0 = p.t0 + block.b * p.t0_b + block.hk * p.t0_hk + block.g * p.t0_g;
+    block.t1 = p.t1 + block.b * p.t1_b + block.hk * p.t1_hk + block.g * p.t1_g;
+    block.dK = p.dK + block.b * p.dK_b + block.hk * p.dK_hk;
+    block.dV = p.dV + block.b * p.dV_b + block.hk * p.dV_hk;
+    return block;
+  }
+
+  // sums[r][c] += (row r of one tile) * (row c of the other); a fragment of the other serves all rows of
+  //     a warp
+  template <class Own, class Walk>
+  __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
+    const int row = threadIdx.x / 32 * (8 * ROWS);
+    UNROLL for (int i = 0; i < Own::WIDTH; i += 16) {
+      Left<typename Own::Element> a[ROWS / 2];
+      UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = load_left(own, row + 8 * r, i);
+      UNROLL for (int c = 0; c < COLUMNS; c += 4) {
+        const auto b = load_right_transposed(walk, 4 * c, i);
+        UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(sums[r], sums[r + 1], c, a[r / 2], b);
+      }
+    }
+  }
+
+  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+  // acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
+  // t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+  template <bool MASKED>
+  __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS],
+      const Column (&columns)[COLUMNS], int q_start, int lane, float (&s0)[ROWS][COLUMNS],
+      float (&s1)[ROWS][COLUMNS], float (&weights0)[ROWS][COLUMNS], float (&weights1)[ROWS][COLUMNS]) {
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      Row& row = rows[r];
+      bool counts[COLUMNS];
+      UNROLL for (int c = 0; c < COLUMNS; ++c) {
+        const int q = q_start + c / 2 * 8 + lane * 2 + c % 2;
+        const Column& column = columns[c];
+        const float x0 = exp2_approx((s0[r][c] * SCALE - column.x0) * LOG2E);
+        const float x1 = x0 * (s1[r][c] - column.t0);
+        // kv <= q + kv_len - q_len
+        counts[c] = !MASKED || (row.inside && q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
+        weights0[r][c] = counts[c] ? x1 : 0.0f;
+        weights1[r][c] = counts[c] ? x0 : 0.0f;
+      }
+    }
+  }
+
+  // acc0[f] += weights * Q over the columns of a tile
+  template <class Operand>
+  __device__ __forceinline__ void add_to_acc0(const float (&weights)[ROWS][COLUMNS], const Operand& operand,
+      Row (&rows)[ROWS]) {
+    UNROLL for (int c = 0; c < COLUMNS; c += 4) {
+      Left<bf16> a[ROWS / 2];
+      UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = left_from<bf16>(weights[r], weights[r + 1], c);
+      UNROLL for (int f = 0; f < FEATURES_D; f += 4) {
+        const auto b = load_right(operand, 4 * c, 4 * f);
+        UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(rows[r].acc0, rows[r + 1].acc0, f, a[r / 2], b);
+      }
+    }
+  }
+
+  // acc1[f] += weights * dO over the columns of a tile
+  template <class Operand>
+  __device__ __forceinline__ void add_to_acc1(const float (&weights)[ROWS][COLUMNS], const Operand& operand,
+      Row (&rows)[ROWS]) {
+    UNROLL for (int c = 0; c < COLUMNS; c += 4) {
+      Left<bf16> a[ROWS / 2];
+      UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = left_from<bf16>(weights[r], weights[r + 1], c);
+      UNROLL for (int f = 0; f < FEATURES_DV; f += 4) {
+        const auto b = load_right(operand, 4 * c, 4 * f);
+        UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(rows[r].acc1, rows[r + 1].acc1, f, a[r / 2], b);
+      }
+    }
+  }
+
+  // weights to where other warps read them, rounded
+  template <class Tile>
+  __device__ __forceinline__ void pass_weights(const float (&weights)[ROWS][COLUMNS], const Tile& tile,
+      int row0, int lane) {
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      UNROLL for (int c = 0; c < COLUMNS; c += 2) store_pair(tile, row0 + 8 * r,
+          c / 2 * 8 + lane * 2 + c % 2, weights[r][c], weights[r][c + 1]);
+    }
+  }
+
+  // part0 = a tile's part of  t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+  template <class Weights, class Operand>
+  __device__ __forceinline__ void multiply_part0(const Weights& weights, const Operand& operand,
+      float (&part0)[PART0_ROWS][PART0_FEATURES]) {
+    const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS), feature =
+        threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
+    UNROLL for (int i = 0; i < Weights::ROWS; i += 16) {
+      Left<typename Weights::Element> a[PART0_ROWS / 2];
+      UNROLL for (int r = 0; r < PART0_ROWS; r += 2) a[r / 2] = load_left_transposed(weights, i, row + 8 * r);
+      UNROLL for (int f = 0; f < PART0_FEATURES; f += 4) {
+        const auto b = load_right(operand, i, feature + 4 * f);
+        UNROLL for (int r = 0; r < PART0_ROWS; r += 2) multiply_add(part0[r], part0[r + 1], f, a[r / 2], b);
+      }
+    }
+  }
+
+  // row r of it to memory
+  __device__ __forceinline__ void add_part0(const Block& block, const Params& p,
+      const float (&part0)[PART0_ROWS][PART0_FEATURES], int r, int q_start) {
+    const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS), feature =
+        threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
+    const int q = q_start + row + 8 * r + threadIdx.x % 32 / 4;
+    fp32* to = &block.t1[q * p.t1_q] + feature;
+    const int count = q < p.q_len ? HEAD_DIM - feature : 0;
+    UNROLL for (int f =
+        0; f < PART0_FEATURES; f += 4) add_sixteen<true>(to + 4 * f, part0[r], f, count - 4 * f);
+  }
+
+  // dK = acc0 * rsqrt(head_dim)
+  // dV = acc1
+  // Where the block works is computed again: nothing of it is kept in registers meanwhile.
+  __device__ __forceinline__ void finish(const Params& p, const Block& block, Row (&rows)[ROWS], int row0,
+      int lane) {
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      Row& row = rows[r];
+      const int kv = block.kv_start + row0 + 8 * r;
+      row.inside = kv < p.kv_len;  // one past the end repeats the last row and is not stored
+      row.kv = minimum(kv, p.kv_len - 1);
+      if (!row.inside) continue;
+      UNROLL for (int first = 0; first < FEATURES_D; first += 2) {
+        float dK_pair[2];
+        UNROLL for (int f = first; f < first + 2; ++f) {
+          dK_pair[f % 2] = row.acc0[f] * SCALE;
+        }
+        const int d = first / 2 * 8 + lane * 2 + first % 2;
+        if (d < HEAD_DIM) store_pair(&block.dK[row.kv * p.dK_kv + d], dK_pair);
+      }
+      UNROLL for (int first = 0; first < FEATURES_DV; first += 2) {
+        float dV_pair[2];
+        UNROLL for (int f = first; f < first + 2; ++f) {
+          dV_pair[f % 2] = row.acc1[f];
+        }
+        const int dv = first / 2 * 8 + lane * 2 + first % 2;
+        if (dv < V_HEAD_DIM) store_pair(&block.dV[row.kv * p.dV_kv + dv], dV_pair);
+      }
+    }
+  }
+
+  extern "C" __global__ void __launch_bounds__(THREADS,
+      3) backward_1_backward_loop(const __grid_constant__ Params p) {
+    Block block = this_block(p, 0);
+    const int row0 = threadIdx.x / 32 * (8 * ROWS) + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
+    Row rows[ROWS];
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      Row& row = rows[r];
+      const int kv = block.kv_start + row0 + 8 * r;
+      row.inside = kv < p.kv_len;  // one past the end repeats the last row and is not stored
+      row.kv = minimum(kv, p.kv_len - 1);
+    }
+    const OperandTile<bf16, BLOCK_KV, HEAD_DIM> K(K_AT);
+    const OperandTile<bf16, BLOCK_KV, V_HEAD_DIM> V(V_AT);
+
+    copy_operand<THREADS, HEAD_DIM>(K, block.kv_start, p.kv_len, block.K, p.K_kv);
+    copy_operand<THREADS, V_HEAD_DIM>(V, block.kv_start, p.kv_len, block.V, p.V_kv);
+    const OperandTile<bf16, BLOCK_KV, BLOCK_Q> weights0_tile(WEIGHTS0_AT);
+    const Shared<Column, 2 * BLOCK_Q> staged(COLUMNS_AT);
+    int turn = 0;  // of the two buffers, that of this tile
+    for (int g = 0; g < p.group; ++g) {
+      block = this_block(p, g);
+      __syncthreads();  // all have read the tiles of the walk before
+      // Tiles that may have an element with  kv <= q + kv_len - q_len
+      const int q_begin = maximum(block.kv_start + p.q_len - p.kv_len, 0);
+      const int q_end = p.q_len;
+      const auto set_out = [&](int q_start, int turn) {
+        const auto Q = buffer<OperandTile<bf16, BLOCK_Q, HEAD_DIM>>(Q_AT, turn);
+        copy_operand<THREADS, HEAD_DIM>(Q, q_start, p.q_len, block.Q, p.Q_q);
+        const auto dO = buffer<OperandTile<bf16, BLOCK_Q, V_HEAD_DIM>>(DO_AT, turn);
+        copy_operand<THREADS, V_HEAD_DIM>(dO, q_start, p.q_len, block.dO, p.dO_q);
+        copy_async_commit();
+      };
+      const auto read_column = [&](int q_start) {
+        Column column;
+        const int q = q_start + threadIdx.x % BLOCK_Q;
+        column.x0 = finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]);
+        column.t0 = block.t0[minimum(q, p.q_len - 1) * p.t0_q];
+        return column;
+      };
+      const auto is_full = [&](int q_start) {
+        return block.kv_last + p.q_len <= q_start + p.kv_len && q_start + BLOCK_Q <= p.q_len &&
+            block.kv_start + BLOCK_KV <= p.kv_len;
+      };
+      const auto visit = [&](int q_start, auto masked) {
+        const int next = q_start + BLOCK_Q;
+        copy_async_wait<0>();
+        __syncthreads();  // Q and dO are there, and all have read the tile before
+        const auto Q = buffer<OperandTile<bf16, BLOCK_Q, HEAD_DIM>>(Q_AT, turn);
+        const auto dO = buffer<OperandTile<bf16, BLOCK_Q, V_HEAD_DIM>>(DO_AT, turn);
+        Column coming = {};
+        if (next < q_end) {
+          set_out(next, 1 - turn);
+          coming = read_column(next);
+        }
+        float s0[ROWS][COLUMNS] = {};  // s0 = sum_d K Q
+        multiply(K, Q, s0);
+        float s1[ROWS][COLUMNS] = {};  // s1 = sum_dv V dO
+        multiply(V, dO, s1);
+        Column columns[COLUMNS];
+        UNROLL for (int c = 0; c < COLUMNS; ++c) {
+          columns[c] = staged[turn * BLOCK_Q + c / 2 * 8 + lane * 2 + c % 2];
+        }
+        float weights0[ROWS][COLUMNS];
+        float weights1[ROWS][COLUMNS];
+        update<masked.value>(p, rows, columns, q_start, lane, s0, s1, weights0, weights1);
+        pass_weights(weights0, weights0_tile, row0, lane);
+        add_to_acc0(weights0, Q, rows);
+        add_to_acc1(weights1, dO, rows);
+        __syncthreads();  // the weights are there
+        float part0[PART0_ROWS][PART0_FEATURES] = {};
+        multiply_part0(weights0_tile, K, part0);
+        UNROLL for (int r = 0; r < PART0_ROWS; ++r) add_part0(block, p, part0, r, q_start);
+        turn = 1 - turn;
+        if (threadIdx.x < BLOCK_Q) staged[turn * BLOCK_Q + threadIdx.x] = coming;
+        return next;
+      };
+      int q_start = q_begin / BLOCK_Q * BLOCK_Q;
+      if (q_start < q_end) {
+        set_out(q_start, turn);
+        if (threadIdx.x < BLOCK_Q) staged[turn * BLOCK_Q + threadIdx.x] = read_column(q_start);
+      }
+      while (q_start < q_end) {
+        while (q_start < q_end && !is_full(q_start)) q_start = visit(q_start, Known<true>());
+        while (q_start < q_end && is_full(q_start)) q_start = visit(q_start, Known<false>());
+      }
+    }
+
+    finish(p, this_block(p, 0), rows, row0, lane);
+  }
+}
+using backward_1_backward_loop_::backward_1_backward_loop;
+
+// dQ = rsqrt(head_dim) * t1
+extern "C" __global__ void __launch_bounds__(256) backward_2_rowwise(const __grid_constant__ Params p) {
+  constexpr int BLOCK_Q = 16;  // rows of a block
+  constexpr int LANES = 16;    // that share a row
+  int rest = blockIdx.x;
+  const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
+  const int q_start = take(rest, q_tiles) * BLOCK_Q;
+  const int g = take(rest, p.group);
+  const int hk = take(rest, p.kv_heads);
+  const int b = rest;
+  const int h = hk * p.group + g;
+  fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
+  bf16* dQ_at = p.dQ + b * p.dQ_b + h * p.dQ_h;
+  const int q = q_start + threadIdx.x / LANES;
+  if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
+
+  for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
+    const auto t1_part = load_vector<4>(&t1_at[q * p.t1_q + first]);
+    Vec<bf16, 4> dQ_part;
+    UNROLL for (int i = 0; i < 4; ++i) {
+      dQ_part[i] = from_float<bf16>(SCALE * t1_part[i]);
+    }
+    store_vector(&dQ_at[q * p.dQ_q + first], dQ_part);
+  }
+}
