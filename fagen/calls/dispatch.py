@@ -93,10 +93,8 @@ def compute(
     try:
         for value in given:
             if value.__class__ in _PLAIN:
-                facts += (
-                    *(value.dtype, value.device, value.shape, value.stride(), value.data_ptr() % 16),
-                    *(value.requires_grad, value.is_neg()),
-                )
+                facts += (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() % 16)
+                facts += (value.requires_grad, value.is_neg())
             elif isinstance(value, Tensor):
                 return _call_subclass(graph, given, options, kernel)
             else:
