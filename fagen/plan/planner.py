@@ -140,7 +140,7 @@ def _smaller(
             parts, _ = _planned(derivation, problem, arch, lengths, families, alone)
         except PlanError:
             continue
-        if len(parts) > len(last.kernels):
+        if len(parts) > len(last.kernels) or not alone:
             *_, made = _ranked_plans(derivation, parts, (), problem, families, 2)
             if made.family == last.family:
                 last = made
