@@ -248,7 +248,7 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   bool last;
   const auto next_tile = [&] {
     column_pipe.wait(column_at);
-    const Vec<int32, 2> visit = load_vector<2>(visits, 2 * column_at.stage());
+    const Vec<int32, 2> visit = load_by_warp<2>(visits, 2 * column_at.stage());
     kv_start = visit[0];
     kind = visit[1] >> 2 * group & 3;
     last = visit[1] >> 16;

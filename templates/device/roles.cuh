@@ -2,6 +2,8 @@
 //
 //   warpgroup()                         the number of this thread's warpgroup: four warps that multiply together
 //   elect_one()                         true in one lane of a warp, always the same; all 32 lanes must call
+//   load_by_warp<N>(tile, i)            load_vector for all 32 lanes, which call: the first reads, and may say so by
+//                                       itself, as it does where it frees a buffer for its warp
 //   shrink_registers<N>()               gives registers back: from now on this warpgroup has N a thread
 //   grow_registers<N>()                 waits until the block has N a thread to spare for it; N is a multiple of 8
 //                                       from 24 to 256, and the block's registers are those of its launch
@@ -10,6 +12,7 @@
 //   group_arrive(barrier, threads)      the same, without waiting
 #pragma once
 
+#include "shared.cuh"
 #include "warp.cuh"
 
 __device__ __forceinline__ int warpgroup() {
@@ -26,6 +29,15 @@ __device__ __forceinline__ bool elect_one() {
       "}"
       : "=r"(elected));
   return elected;
+}
+
+template <int N, int COUNT>
+__device__ __forceinline__ Vec<int32, N> load_by_warp(const Shared<int32, COUNT>& tile, int i) {
+  Vec<int32, N> all = {};
+  if (threadIdx.x % 32 == 0) all = load_vector<N>(tile, i);
+#pragma unroll
+  for (int j = 0; j < N; ++j) all[j] = __shfl_sync(FULL_WARP, all[j], 0);
+  return all;
 }
 
 template <int N>

@@ -2,6 +2,7 @@
 // The names are those of device/roles.cuh.
 #pragma once
 
+#include "shared.cuh"
 #include "warp.cuh"
 
 inline int warpgroup(int line = __builtin_LINE()) {
@@ -11,6 +12,14 @@ inline int warpgroup(int line = __builtin_LINE()) {
 inline bool elect_one(int line = __builtin_LINE()) {
   fagen_warp_meet("elect_one", FULL_WARP, line, nullptr, fagen_resolve_nothing, false);
   return fagen_self->lane == fagen_elected_lane();
+}
+
+template <int N, int COUNT>
+inline Vec<int32, N> load_by_warp(const Shared<int32, COUNT>& tile, int i, int line = __builtin_LINE()) {
+  Vec<int32, N> all = {};
+  if (threadIdx.x % 32 == 0) all = load_vector<N>(tile, i, line);
+  for (int j = 0; j < N; ++j) all[j] = __shfl_sync(FULL_WARP, all[j], 0, 32, line);
+  return all;
 }
 
 template <int N>
