@@ -68,3 +68,17 @@ def test_a_kernel_is_no_longer_than_a_person_reads(name: str) -> None:
     )
     lines = text.count("\n") - tables
     assert lines <= LINES, lines
+
+
+def test_a_walk_goes_the_way_in_which_maxima_fall() -> None:
+    upwards = {}
+    scores = {
+        "falls": lambda s: s - 0.5 * fg.kv,
+        "rises": fg.alibi(),
+        "neither": lambda s: s - fg.abs(fg.q - fg.kv),
+    }
+    for name, score in scores.items():
+        kernel = fg.compile(head_dim=64, dtype="bf16", arch="H100", family="sm90", score=score)
+        text = kernel.compiled.candidate(0).emitted.text
+        upwards[name] = "const int next = kv_start + BLOCK_KV < p.kv_len ? kv_start + BLOCK_KV : -1;" in text
+    assert upwards == {"falls": True, "rises": False, "neither": False}

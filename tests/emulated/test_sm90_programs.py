@@ -60,6 +60,14 @@ def decayed(q: Queries, k: Keys, v: Values):
 
 
 @fg.program
+def falling(q: Queries, k: Keys, v: Values):
+    """Scores fall along the keys: the first tile comes first, of those that a window leaves."""
+    s = fg.dot(q, k, over="d") + 0.5 * (fg.q - 2 * fg.kv)
+    near = (fg.kv <= fg.q) & (fg.kv + 70 > fg.q)
+    return fg.dot(fg.softmax(fg.where(near, s, -fg.inf), over="kv"), v, over="kv")
+
+
+@fg.program
 def capped(q: Queries, k: Keys, v: Values):
     """No exponent exceeds 8: no maximum is taken off, and weights reach exp(8), which fp16 holds."""
     s = 8.0 * fg.tanh(fg.dot(q, k, over="d") / 8.0)
@@ -85,7 +93,7 @@ def tensors(program: fg.Program, dtype: torch.dtype = torch.bfloat16) -> list[to
     ("program", "dtype"),
     [
         *((each, torch.bfloat16) for each in (above_a_threshold, never_zero, statistics, weights_and_sums)),
-        *((each, torch.bfloat16) for each in (two_values, two_products, decayed)),
+        *((each, torch.bfloat16) for each in (two_values, two_products, decayed, falling)),
         (capped, torch.float16),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
@@ -99,6 +107,21 @@ def test_programs_are_right(program: fg.Program, dtype: torch.dtype) -> None:
     outputs = found if isinstance(found, tuple) else (found,)
     for out, ref, quick in zip(outputs, exact, near, strict=True):
         compare(out, ref, quick).require(program.name)
+
+
+@pytest.mark.cxx
+def test_tiles_far_apart_are_found() -> None:
+    """A warp looks at 32 of them at once."""
+    generator = torch.Generator().manual_seed(8)
+    q, k, v = (torch.randn(1, 1, n, 16, generator=generator).bfloat16() for n in (70, 16000, 16000))
+    ids = torch.ones(1, 16000, dtype=torch.int32)
+    ids[0, 70:15900] = torch.arange(15830) % 7 + 2
+    ids[0, 40:70] = 0
+    with emulation(schedule="random", seed=2):
+        out = fg.attention(q, k, v, mask=fg.document(ids), family="sm90")
+    same = ids[0, :70, None] == ids[0]
+    weights = (q.double() @ k.double().mT / 4).masked_fill(~same, -torch.inf).softmax(-1)
+    assert (out.double() - weights @ v.double()).abs().max() < 0.02
 
 
 def test_operands_that_are_not_in_memory_are_refused() -> None:
