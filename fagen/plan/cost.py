@@ -53,6 +53,8 @@ UNHIDDEN = 0.25
 WARPGROUP_UNHIDDEN, WARPGROUP_WAIT_CYCLES = 0.6, 100
 WARPGROUP_BESIDE = 0.1
 """The part of other limits that the tightest one does not hide."""
+WARPGROUP_IN_SECTORS = 2.7
+"""A byte copied in bulk from rows that begin within sectors takes as long as so many."""
 WARPGROUP_TILE_CYCLES = 300
 """From tile to tile: products begin and end, and what they wait for is passed on."""
 WARPGROUP_SLOTS = 90
@@ -429,7 +431,10 @@ class Model:
                 waves = ceil_div(asked, once * arch.multiprocessors * resident)
             memory_bytes += min(asked, once * waves)
 
-        beyond = sum(reads.values()) + write_bytes + ADDED_TIMES * added
+        beyond: float = sum(reads.values()) + write_bytes + ADDED_TIMES * added
+        rows = [length for step in profile.passes for length in (*step.walk_tiles, *step.operands)]
+        if tiles.roles is not None and any(map(warpgroups.in_sectors, rows)):
+            beyond *= WARPGROUP_IN_SECTORS
         if tiles.tiling == "element" or profile.schedule == "rowwise":
             beyond = memory_bytes
         times: dict[Bound, float] = {

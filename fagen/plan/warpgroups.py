@@ -108,8 +108,18 @@ def _uses(state: State, symbols: Collection[Node]) -> bool:
 
 
 def panel_columns(columns: int) -> int:
-    """Columns of a panel of a tile: 64, or 32 where that fills whole panels and 64 does not."""
+    """Columns of a panel of a tile: 64, or 32 where that fills whole panels and 64 does not.
+
+    Short rows that begin within a sector are copied in few pieces: each reads a sector more.
+    """
+    if columns < 2 * 64 and in_sectors(columns):
+        return 64
     return 32 if -(-columns // 32) % 2 and columns > 64 else 64
+
+
+def in_sectors(columns: int) -> bool:
+    """Whether rows of so many columns may begin within a sector of the cache, of 32 bytes."""
+    return bool(columns % 16)
 
 
 def padded(columns: int) -> int:

@@ -375,6 +375,18 @@ def test_a_few_rows_get_a_small_tile() -> None:
     assert some.block_own <= many.block_own
 
 
+@pytest.mark.parametrize(("head_dim", "padded_to"), [(72, 128), (104, 128), (80, 96)])
+def test_rows_that_begin_within_sectors_come_in_few_pieces_for_many_rows(
+    head_dim: int, padded_to: int
+) -> None:
+    (kernel,) = plan(
+        problem(attention_graph(mask=fg.causal()), head_dim, storage="bf16", arch="H200")
+    ).kernels
+    assert {tile.width for tile in kernel.shared if tile.storage == "bf16"} == {padded_to}
+    assert kernel.roles
+    assert kernel.roles.consumers == 3 or head_dim % 16 == 0
+
+
 def test_misfit_names_what_is_missing() -> None:
     (kernel,) = plan(problem(attention_graph(), 256, arch="H200")).kernels
     counts = profile(kernel.stage, "forward_loop", "q", problem(attention_graph(), 256))
