@@ -466,7 +466,7 @@ namespace backward_1_roles_ {
     bool last;
     const auto next_tile = [&] {
       column_pipe.wait(column_at);
-      const Vec<int32, 4> visit = load_vector<4>(visits, 4 * (column_at.count % VISITS));
+      const Vec<int32, 4> visit = load_by_warp<4>(visits, 4 * (column_at.count % VISITS));
       q_start = visit[0];
       kind = visit[1] >> 2 * group & 3;
       last = visit[1] >> 16;
