@@ -11,7 +11,7 @@ from itertools import product as pairs
 
 from fagen.derive.walk import Product, Stage, State, Walk
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Input, Node
+from fagen.ir.graph import Axis, Input, Node, Symbol
 from fagen.plan.plan import STORAGE_BYTES, Problem, Roles, Storage
 
 GROUP_ROWS = 64
@@ -100,7 +100,20 @@ def _levels(walk: Walk) -> tuple[Level, ...]:
             found.append(Level(more, (state,)))
         else:
             found[-1] = Level(found[-1].products, (*found[-1].states, state))
-    return tuple(found) if found[0].products else ()
+    return tuple(found) if found[0].products and not _keeps(found) else ()
+
+
+def _keeps(levels: Sequence[Level]) -> bool:
+    """Whether a level reads products of an earlier one other than as its weights, which stay rounded."""
+    kept: dict[Node, Node] = {}
+    symbols: set[Node] = set()
+    for level in levels:
+        values = [ir.substitute(state.value, kept) for state in level.states]
+        if any(ir.depends(value, symbols) for value in values):
+            return True
+        symbols |= {product.symbol for product in level.products}
+        kept |= {state.value: Symbol("weights", state.value.axes, "float") for state in level.states}
+    return False
 
 
 def _uses(state: State, symbols: Collection[Node]) -> bool:

@@ -20,7 +20,7 @@ CASES: Mapping[str, dict[str, Any]] = {
     "causal": {"head_dim": 64, "lengths": (150, 260), "heads": (4, 2), "mask": fg.causal()},
     "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
     "window": {"head_dim": 128, "lengths": (210, 150), "heads": (2, 2), "mask": fg.sliding_window(40, 0)},
-    "softcap": {"head_dim": 80, "lengths": (130, 70), "heads": (2, 1), "score": fg.softcap(20.0)},
+    "alibi": {"head_dim": 80, "lengths": (130, 70), "heads": (2, 1), "score": fg.alibi()},
     "documents": {
         "head_dim": 64,
         "lengths": (200, 200),
