@@ -114,7 +114,7 @@ namespace forward_0_product_ {
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
-    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    constexpr int PART = Own::WIDTH > 16 ? 8 : 4;  // whatever the tile: products are the same in all kernels
     for (int start = 0; start < Own::WIDTH; start += PART) {
       float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
@@ -173,8 +173,8 @@ using forward_0_product_::forward_0_product;
 
 // t1 = rsqrt(head_dim) * t0
 extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -184,8 +184,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
   fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t1_at_0 = t1_at + q * p.t1_q;
   fp32* t0_at_0 = t0_at + q * p.t0_q;
@@ -196,8 +196,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
 
 // t2 = where(kv <= q + kv_len - q_len, t1, -inf)
 extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -207,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   fp32* t2_at = p.t2 + b * p.t2_b + hk * p.t2_hk + g * p.t2_g;
   fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t2_at_0 = t2_at + q * p.t2_q;
   fp32* t1_at_0 = t1_at + q * p.t1_q;
@@ -221,8 +221,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
 // m = max_kv t2
 // t3 = m
 extern "C" __global__ void __launch_bounds__(128) forward_3_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -232,8 +232,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_3_rowwise(const __grid
   fp32* t2_at = p.t2 + b * p.t2_b + hk * p.t2_hk + g * p.t2_g;
   fp32* t3_at = p.t3 + b * p.t3_b + hk * p.t3_hk + g * p.t3_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t2_at_0 = t2_at + q * p.t2_q;
   float m = -INFINITY;
@@ -248,8 +248,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_3_rowwise(const __grid
 
 // t4 = t2 - t3
 extern "C" __global__ void __launch_bounds__(128) forward_4_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -260,8 +260,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_4_rowwise(const __grid
   fp32* t2_at = p.t2 + b * p.t2_b + hk * p.t2_hk + g * p.t2_g;
   fp32* t3_at = p.t3 + b * p.t3_b + hk * p.t3_hk + g * p.t3_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t4_at_0 = t4_at + q * p.t4_q;
   fp32* t2_at_0 = t2_at + q * p.t2_q;
@@ -273,8 +273,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_4_rowwise(const __grid
 
 // t5 = exp(t4)
 extern "C" __global__ void __launch_bounds__(128) forward_5_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -284,8 +284,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_5_rowwise(const __grid
   fp32* t5_at = p.t5 + b * p.t5_b + hk * p.t5_hk + g * p.t5_g;
   fp32* t4_at = p.t4 + b * p.t4_b + hk * p.t4_hk + g * p.t4_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   fp32* t4_at_0 = t4_at + q * p.t4_q;
@@ -297,8 +297,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_5_rowwise(const __grid
 // l = sum_kv t5
 // t6 = l
 extern "C" __global__ void __launch_bounds__(128) forward_6_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -308,8 +308,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_6_rowwise(const __grid
   fp32* t5_at = p.t5 + b * p.t5_b + hk * p.t5_hk + g * p.t5_g;
   fp32* t6_at = p.t6 + b * p.t6_b + hk * p.t6_hk + g * p.t6_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t5_at_0 = t5_at + q * p.t5_q;
   float l = 0.0f;
@@ -324,8 +324,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_6_rowwise(const __grid
 
 // t7 = t5 / t6
 extern "C" __global__ void __launch_bounds__(128) forward_7_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -336,8 +336,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_7_rowwise(const __grid
   fp32* t5_at = p.t5 + b * p.t5_b + hk * p.t5_hk + g * p.t5_g;
   fp32* t6_at = p.t6 + b * p.t6_b + hk * p.t6_hk + g * p.t6_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t7_at_0 = t7_at + q * p.t7_q;
   fp32* t5_at_0 = t5_at + q * p.t5_q;
@@ -349,8 +349,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_7_rowwise(const __grid
 
 // t8 = 1.1111186463666882 * t7
 extern "C" __global__ void __launch_bounds__(128) forward_8_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -360,8 +360,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_8_rowwise(const __grid
   fp32* t8_at = p.t8 + b * p.t8_b + hk * p.t8_hk + g * p.t8_g;
   fp32* t7_at = p.t7 + b * p.t7_b + hk * p.t7_hk + g * p.t7_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t8_at_0 = t8_at + q * p.t8_q;
   fp32* t7_at_0 = t7_at + q * p.t7_q;
@@ -372,8 +372,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_8_rowwise(const __grid
 
 // t9 = where(random[b,h,q,kv] >= 6554, t8, 0.0)
 extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -385,8 +385,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_9_rowwise(const __grid
   const uint64 seed = *p.seed;
   fp32* t8_at = p.t8 + b * p.t8_b + hk * p.t8_hk + g * p.t8_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t9_at_0 = t9_at + q * p.t9_q;
   fp32* t8_at_0 = t8_at + q * p.t8_q;
@@ -409,7 +409,7 @@ namespace forward_10_product_ {
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
-    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    constexpr int PART = Own::WIDTH > 16 ? 8 : 4;  // whatever the tile: products are the same in all kernels
     for (int start = 0; start < Own::WIDTH; start += PART) {
       float part[ROWS][COLUMNS] = {};
 #pragma unroll 2

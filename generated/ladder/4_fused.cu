@@ -73,7 +73,7 @@ namespace forward_0_product_ {
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
-    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    constexpr int PART = Own::WIDTH > 16 ? 8 : 4;  // whatever the tile: products are the same in all kernels
     for (int start = 0; start < Own::WIDTH; start += PART) {
       float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
@@ -134,8 +134,8 @@ using forward_0_product_::forward_0_product;
 // m = max_kv t0
 // t1 = m
 extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
   fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
   fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t0_at_0 = t0_at + q * p.t0_q;
   float m = -INFINITY;
@@ -162,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid
 // l = sum_kv exp(t0 - t1)
 // t2 = l
 extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_Q = 4;  // rows of a block, one for each of its warps
-  constexpr int LANES = 32;
+  constexpr int BLOCK_Q = 4;  // rows of a block
+  constexpr int LANES = 32;   // that share a row
   int rest = blockIdx.x;
   const int q_tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int q_start = take(rest, q_tiles) * BLOCK_Q;
@@ -174,8 +174,8 @@ extern "C" __global__ void __launch_bounds__(128) forward_2_rowwise(const __grid
   fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
   fp32* t2_at = p.t2 + b * p.t2_b + hk * p.t2_hk + g * p.t2_g;
   const int q = q_start + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES;
   if (q >= p.q_len) return;
+  const int lane = threadIdx.x % LANES;
 
   fp32* t0_at_0 = t0_at + q * p.t0_q;
   const float x0 = finite_or_zero(t1_at[q * p.t1_q]);
@@ -201,7 +201,7 @@ namespace forward_3_product_ {
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
     const int row = threadIdx.x / LANES * ROWS, lane = threadIdx.x % LANES;
-    constexpr int PART = Own::WIDTH > 64 ? 16 : Own::WIDTH > 16 ? 8 : 4;
+    constexpr int PART = Own::WIDTH > 16 ? 8 : 4;  // whatever the tile: products are the same in all kernels
     for (int start = 0; start < Own::WIDTH; start += PART) {
       float part[ROWS][COLUMNS] = {};
 #pragma unroll 2
