@@ -13,9 +13,12 @@ from fagen.derive.streaming import derive
 from fagen.ir.graph import Input
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
+from fagen.plan.arch import arch_for
+from fagen.plan.cost import Model, cost_of, tiles_of
 from fagen.plan.interpret import interpret, interpret_plan
 from fagen.plan.plan import Problem
 from fagen.plan.planner import plan
+from fagen.plan.profile import profile
 from fagen.study.explain import explain
 from tests.gradients import by_autograd, by_graph, floats, incoming_for
 
@@ -144,6 +147,18 @@ def test_tensor_cores_compute_each_product_once(head_dim):
     text = said(made)
     assert "adds its part of t1 to memory, in no fixed order" in text
     assert "each product computed by two kernels: " in text
+
+
+def test_the_model_counts_five_products_and_what_is_added():
+    made = planned()
+    (kernel,) = (kernel for kernel in made.kernels if kernel.stage.walks[0].products)
+    lengths = {"b": 2, "hk": 8, "g": 1, "q": 1024, "kv": 2048, "d": 64, "dv": 64}
+    arch = arch_for("H200")
+    pairs = 2 * 8 * 1024 * 2048
+    assert cost_of(kernel, made.problem, lengths, arch).flops == 2 * pairs * 64 * 5
+    counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
+    added = Model(counts, lengths, arch).added(tiles_of(kernel))
+    assert added == 4 * pairs // kernel.block_own * 64
 
 
 @pytest.mark.parametrize(
