@@ -61,6 +61,8 @@ FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
 MANY_REGISTERS = 192
 """Three quarters of what a thread may have."""
+USUAL_COLUMNS = 64
+"""Of a tile; the step of a larger one is so long that two of them take more time than a test in one."""
 MANY_FEATURES = 32
 """Of a thread: from so many on, exchanging them takes less time than storing them by pairs."""
 AFTER = 1
@@ -398,6 +400,7 @@ class LoopBuilder:
             views=views,
             weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
             overwrites=number > 0 and self.overwrites(number),
+            long=apart and self.kernel.block_walk > USUAL_COLUMNS and not self.reads_columns(guard_split),
             places=[self.place(each, loop, lower, guard_split) for each in sought] if guard_split else (),
             loop=loop,
         )
@@ -498,6 +501,11 @@ class LoopBuilder:
             else:
                 (begins if bound[0] else ends).append(code)
         return begins, [codes.cast(end, "int32") for end in ends], rest, sought
+
+    @staticmethod
+    def reads_columns(split: Split | None) -> bool:
+        """Whether a mask needs what is read of columns."""
+        return split is not None and bool(split.at(COLUMN))
 
     def place_name(self, place: RowPlace) -> str:
         """What a row calls a place that is searched for."""

@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     return (kv_last < found[3] || found[3] == p.i0_len) && found[2] < p.i0_len && found[2] <= kv_start &&
         kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
   };
-  const auto visit = [&](int kv_start, auto masked) {
+  const auto visit = [&](int kv_start, bool masked) {
     const int next = kv_start + BLOCK_KV;
     copy_async_wait<0>();
     __syncthreads();  // K is there, and all have read V
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     }
     copy_async_commit();
     float weights[ROWS][COLUMNS];
-    if (masked.value) mask(p, rows, kv_start, lane, s);
+    if (masked) mask(p, rows, kv_start, lane, s);
     update(rows, s, weights);
     add_to_acc(weights, V, rows);
     return next;
@@ -229,8 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   }
   copy_async_commit();
   while (kv_start < kv_end) {
-    while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
-    while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
+    kv_start = visit(kv_start, !is_full(kv_start));
   }
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
 

@@ -6,7 +6,16 @@ import torch
 
 import fagen as fg
 from fagen.derive.extent import LENGTH, bits
-from fagen.derive.intervals import OWN_FIRST, OWN_LAST, WALK_FIRST, WALK_LAST, Range, ranges, sought
+from fagen.derive.intervals import (
+    OWN_FIRST,
+    OWN_LAST,
+    WALK_FIRST,
+    WALK_LAST,
+    Range,
+    ranges,
+    row_places,
+    sought,
+)
 from fagen.derive.live import live_share, live_tiles
 from fagen.ir.graph import (
     FALSE,
@@ -239,6 +248,26 @@ def test_a_full_tile_of_a_document_is_told_by_places_alone():
     plan = sought(ranges(conjunction(le(mine, theirs), le(theirs, mine), le(kv, q)), "q", "kv"))
     assert not any(isinstance(node, Load) for node in walk([plan.must]))
     assert len(plan.searches) == 4
+
+
+def test_the_columns_of_a_row_are_searched_for_between_those_of_its_tile():
+    table = Input("doc", 0, ("b", "position"), "int", True)
+    mine, theirs = load(table, (Index("b"), q)), load(table, (Index("b"), kv))
+    same, before = eq(mine, theirs), le(theirs, add(mine, Const(-2)))
+    plan = sought(ranges(conjunction(same, le(kv, q)), "q", "kv"))
+    symbols = {(s.side, s.value): s.symbol for s in plan.searches}
+    first, last = (load(table, (Index("b"), end)) for end in (OWN_FIRST, OWN_LAST))
+    for place in row_places(same, plan):
+        assert place.search.value is mine
+        assert (place.lowest, place.highest) == tuple(symbols[place.search.side, x] for x in (first, last))
+    assert [place.upper for place in row_places(same, plan)] == [False, True]
+    assert row_places(le(kv, q), plan) == ()
+    assert row_places(before, plan) == ()  # nobody searches for the ends of that
+    plan = sought(ranges(before, "q", "kv"))
+    assert [place.upper for place in row_places(before, plan)] == [True]
+    unsorted = Input("doc", 0, ("b", "position"), "int")
+    condition = eq(load(unsorted, (Index("b"), q)), load(unsorted, (Index("b"), kv)))
+    assert row_places(condition, sought(ranges(condition, "q", "kv"))) == ()
 
 
 def test_an_unsorted_table_is_summarised_and_no_more_than_needed():
