@@ -116,6 +116,7 @@ class LoopBuilder:
         walks = []
         for number, walk in enumerate(self.stage.walks):
             walks.append(self.walk(number, walk))
+        many = max(map(self.thread_registers, self.stage.walks)) >= MANY_REGISTERS
         finish, row_outputs, feature_outputs = self.outputs()
         own = tuple(tile for (side, _, _), tile in self.tiles.items() if side == "own")
         return ForwardLoop(
@@ -127,7 +128,7 @@ class LoopBuilder:
             feature_outputs,
             finish,
             self.constants(),
-            len(walks) > 1 or max(map(self.thread_registers, self.stage.walks)) >= MANY_REGISTERS,
+            len(walks) > 1 or (many and not (walks[0].one_loop and walks[0].bounds[0])),
         )
 
     def thread_registers(self, walk: Walk) -> int:
@@ -400,7 +401,10 @@ class LoopBuilder:
             views=views,
             weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
             overwrites=number > 0 and self.overwrites(number),
-            long=apart and self.kernel.block_walk > USUAL_COLUMNS and not self.reads_columns(guard_split),
+            together=self.bits
+            and apart
+            and (bool(begins) or self.kernel.block_walk > USUAL_COLUMNS)
+            and not self.reads_columns(guard_split),
             places=[self.place(each, loop, lower, guard_split) for each in sought] if guard_split else (),
             loop=loop,
         )

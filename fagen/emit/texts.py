@@ -215,8 +215,8 @@ class WalkText:
     """What the guard says of an element beyond that."""
     places: Sequence[Statement]
     """Numbers of a row that are searched for once the loop is known."""
-    long: bool
-    """Whether a step is so long that partial tiles have no loop of their own."""
+    together: bool
+    """Whether partial tiles have no loop of their own: a step is long, or rows begin as well as end."""
     row: Sequence[Statement]
     """Row values that this pass needs, computed before it."""
     stores: StoresText | None
@@ -238,7 +238,7 @@ class WalkText:
     @property
     def one_loop(self) -> bool:
         """Whether one loop visits full and partial tiles, and asks which it is."""
-        return self.long and self.mode == "both"
+        return self.together and self.mode == "both"
 
     def mode_of(self, state: StateText) -> str:
         """When the terms of a weighted sum are tested."""

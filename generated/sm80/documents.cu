@@ -198,12 +198,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     row.kv_end = place_between(found[3], found[0],
         [&](int i) { return block.table0[i * p.table0_i0] <= row.table0; }, p.i0_len, p.kv_len);
   }
-  const auto is_full = [&](int kv_start) {
-    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    return (kv_last < found[3] || found[3] == p.i0_len) && found[2] < p.i0_len && found[2] <= kv_start &&
-        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
-  };
-  const auto visit = [&](int kv_start, bool masked) {
+  int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
+  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+  copy_async_commit();
+  while (kv_start < kv_end) {
     const int next = kv_start + BLOCK_KV;
     copy_async_wait<0>();
     __syncthreads();  // K is there, and all have read V
@@ -213,24 +211,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     multiply(Q, K, s);
     copy_async_wait<0>();
     __syncthreads();  // V is there, and all have read K
-    if (next < kv_end) {
-      copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
-    }
+    copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
     copy_async_commit();
     float weights[ROWS][COLUMNS];
-    if (masked) mask(p, rows, kv_start, lane, s);
+    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
+    if (!((kv_last < found[3] || found[3] == p.i0_len) && found[2] < p.i0_len && found[2] <= kv_start &&
+        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len)) mask(p, rows, kv_start, lane, s);
     update(rows, s, weights);
     add_to_acc(weights, V, rows);
-    return next;
-  };
-  int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
-  if (kv_start < kv_end) {
-    copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
+    kv_start = next;
   }
-  copy_async_commit();
-  while (kv_start < kv_end) {
-    kv_start = visit(kv_start, !is_full(kv_start));
-  }
+  copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
 
   finish(p, this_block(p), rows, row0, lane);
