@@ -216,15 +216,20 @@ class Lowering:
         """The position along an axis of a tensor's memory, where ``h`` is one axis."""
         if axis in self._addresses:
             return self._addresses[axis]
-        return self._head() if axis == "h" else self._done[Index(axis)]
+        if axis != "h":
+            return self._done[Index(axis)]
+        if self._addresses.keys().isdisjoint(("hk", "g")):
+            return self._head()
+        return self._head_of(self.position("hk"), self.position("g"))
 
     def _head(self) -> Code:
         if HEAD not in self._done:
-            hk, g = self._done[Index("hk")], self._done[Index("g")]
-            self._done[HEAD] = self._codes.make(
-                "{} * {} + {}", (hk, self._shared.length("g"), g), "int32", SUM, (PRODUCT, UNARY, PRODUCT), 2
-            )
+            self._done[HEAD] = self._head_of(self._done[Index("hk")], self._done[Index("g")])
         return self._done[HEAD]
+
+    def _head_of(self, hk: Code, g: Code) -> Code:
+        group = self._shared.length("g")
+        return self._codes.make("{} * {} + {}", (hk, group, g), "int32", SUM, (PRODUCT, UNARY, PRODUCT), 2)
 
     def scattered(self, tensor: Tensor, node: Scatter) -> Code:
         """The element of ``tensor`` that ``node`` adds to at the current positions."""
