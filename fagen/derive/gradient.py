@@ -316,7 +316,7 @@ def _affine(x: Node, at: Node) -> tuple[Node, Node] | None:
         return ZERO, ONE
     if not ir.depends(x, [at]):
         return x, ZERO
-    if not isinstance(x, Map) or x.op not in ("add", "neg", "where", "mul", "div", "quotient"):
+    if not isinstance(x, Map) or x.op not in ("add", "neg", "finite", "where", "mul", "div", "quotient"):
         return None
     fixed = {"where": (0,), "div": (1,), "quotient": (1,)}.get(x.op, ())
     if x.op == "mul":

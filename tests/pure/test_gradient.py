@@ -136,11 +136,12 @@ def test_with_tensors_of_fp32_both_directions_have_the_same_weights(parts):
     assert [output.name for output in (*queries.outputs, *keys.outputs)] == ["dq", "dk", "dv"]
 
 
+@pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize("precise", [False, True])
-def test_numbers_shared_by_all_pairs_are_summed_row_by_row(precise):
+def test_numbers_shared_by_all_pairs_are_summed_row_by_row(precise, return_lse):
     """No pair of positions is kept; no row has a term from results as they were rounded to be stored."""
     score = [fg.alibi(torch.ones(4)), fg.temperature(torch.ones(()))]
-    graph = attention(mask=fg.causal(), score=score).graph
+    graph = attention(mask=fg.causal(), score=score, return_lse=return_lse).graph
     both = gradient(graph, frozenset((3, 4)), precise=precise)
     assert [output.name for output in both.backward.outputs] == ["dslopes", "dtemperature"]
     assert "out" not in {argument.name for argument in both.backward.arguments}
