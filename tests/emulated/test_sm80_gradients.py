@@ -67,3 +67,14 @@ def test_a_fixed_order_gives_the_same_bits():
             runs.append(compute(graph, given, Options(deterministic=True, family="sm80"), kernel))
     for again in runs[1:]:
         assert all(map(torch.equal, runs[0], again))
+
+
+def test_heads_past_the_end_of_a_walk_along_them_are_not_read():
+    """The gradient of a bias that all heads share is a walk along the heads of a group, here three."""
+    draw = torch.Generator().manual_seed(3)
+    sizes = ((1, 3, 9, 16), (1, 1, 20, 16), (1, 1, 20, 16), (1, 1, 9, 20))
+    q, k, v, bias = (torch.randn(size, generator=draw).bfloat16().requires_grad_() for size in sizes)
+    with emulation(checker="address"):
+        out, lse = fg.attention(q, k, v, bias=bias, return_lse=True, family="sm80")
+        (found,) = torch.autograd.grad((out, lse), (bias,), (torch.ones_like(out), torch.ones_like(lse)))
+    assert found.shape == bias.shape and torch.isfinite(found).all()
