@@ -20,8 +20,6 @@ MOST_COLUMNS = 256
 """The other side of a product."""
 WORKS = 8
 """Announced to consumers and kept until they have stored results: more than buffers can be ahead."""
-DEPTH = 16
-"""Positions that one step of a product sums over."""
 
 REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 """Registers of a thread of the producer and of the consumers, by the number of consumers."""

@@ -99,12 +99,12 @@ class Packer:
         self._numbers: list[int] = []
         self._maps: list[tuple[int, Encoded]] = []
         of_maps: list[tuple[TensorId, int]] = []
-        done, codes_of_members = 0, "="
+        done, codes_of_members = 0, "@"  # as C does: what is too large for a float is infinite
         for field, offset, code in zip(fields, offsets, codes, strict=True):
             source = field.source
             if source[0] not in ("data", "seed", "counter", "map", "scalar"):
                 continue
-            codes_of_members += f"{offset - done}s{code.replace('P', 'Q')}"
+            codes_of_members += f"{offset - done}s{code}"
             self._members += [whole[done:offset], 0]
             place = len(self._members) - 1
             done = offset + struct.calcsize(code)

@@ -273,8 +273,8 @@ __device__ __forceinline__ Places<sizeof...(Below)> partition_points(Places<size
       step[i] = (high[i] - low[i] + 31) / 32;
       last[i] = low[i] + (lane + 1) * step[i] - 1;
     }
-    bool before[N];
-    ((before[n] = last[n] < high[n] && below(last[n]), ++n), ...);
+    bool before[N];  // of a search that has ended, at place 0 maybe, no lane asks
+    ((before[n] = low[n] < high[n] && last[n] < high[n] && below(last[n]), ++n), ...);
     more = false;
     UNROLL for (int i = 0; i < N; ++i) {
       low[i] += __popc(__ballot_sync(FULL_WARP, before[i])) * step[i];

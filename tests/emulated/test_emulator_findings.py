@@ -42,7 +42,7 @@ def test_a_removed_barrier_is_a_race_under_every_schedule(name: str, barrier: st
 
 
 HEADERS = "".join(
-    f'#include "{name}.cuh"\n' for name in ("async", "atomic", "math", "random", "shared", "types", "warp")
+    f'#include "{name}.cuh"\n' for name in ("async", "atomic", "math", "random", "tiles", "types", "warp")
 )
 
 
@@ -113,6 +113,17 @@ def test_an_allocation_ends_where_the_memory_ends_though_its_storage_goes_on() -
     run.x = storage[3:66]
     with pytest.raises(EmulatorFinding, match="0 bytes past the end of x, which has 252"):
         run()
+
+
+def test_a_search_that_has_ended_reads_no_more_while_another_goes_on() -> None:
+    run = Run(
+        "const auto far = [&](int n) { return p.x[n] < 41.0f; };\n"
+        "const auto near = [&](int n) { return p.x[n] < 0.0f; };\n"
+        "const Places<3> found = partition_points(Places<3>{1, p.n, 40}, near, far, far);\n"
+        "if (i < 3) p.y[i] = found[i];",
+        "address",
+    )
+    assert run(threads=32)[:3].tolist() == [0.0, 41.0, 40.0]
 
 
 def test_a_checked_launch_writes_back_what_is_written() -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import math
 import random
 import struct
 
@@ -72,6 +73,19 @@ def test_a_number_that_does_not_fit_is_refused() -> None:
     packer = Packer((Field("scalar0", "int32", ("scalar", 3)),), lambda field: None)
     with pytest.raises(struct.error):
         packer([], [2**31])
+
+
+@pytest.mark.parametrize("number", [3.4e38, 3.5e38, -1e39, math.inf])
+def test_a_number_too_large_for_a_float_is_infinite_as_in_c(number: float) -> None:
+    fields = (
+        Field("scale", "float", ("scalar", 0)),
+        Field("q", "const bf16*", ("data", ("argument", 1))),
+        Field("shift", "float", ("scalar", 2)),
+    )
+    packer = Packer(fields, lambda field: None)
+    expected = ctypes.c_float(number).value
+    assert struct.unpack("=f4xQf4x", packer([2**48], [number, 0.5])) == (expected, 2**48, 0.5)
+    assert math.isinf(expected) == (abs(number) > 3.41e38)
 
 
 def test_blocks_round_up_and_none_are_left_of_an_empty_axis() -> None:
