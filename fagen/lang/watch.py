@@ -174,9 +174,11 @@ class Watch:
         while codes:
             code = codes.pop()
             codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-            of: object = None  # the module that the last instruction named
+            of: object = None  # the module that the last instruction named, which led here alone
             for instruction in dis.get_instructions(code):
                 name, value = instruction.opname, instruction.argval
+                if instruction.is_jump_target:
+                    of = None
                 if name in _GLOBALS:
                     of = function.__globals__.get(value)
                 elif name in _ATTRIBUTES and _stays(of) and value not in _BY_STRING:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 import subprocess
 import sys
 import threading
@@ -324,6 +325,32 @@ def test_a_helper_that_is_replaced(monkeypatch):
     assert uses(program, 128)
     monkeypatch.setitem(globals(), "nested_helper", lambda: 256)
     assert uses(program, 256)
+
+
+@pytest.mark.parametrize(
+    "width",
+    [
+        lambda own, one: (own if one else math).tau,
+        lambda own, one: ((one and own) or math).tau,
+    ],
+)
+def test_an_attribute_of_one_or_the_other(width):
+    own = types.SimpleNamespace(tau=128)
+    program = windowed(lambda: width(own, True))
+    assert uses(program, 128)
+    own.tau = 256
+    assert uses(program, 256)
+
+
+def test_names_of_trusted_modules_are_not_looked_for_elsewhere():
+    own = types.SimpleNamespace(tau=128)
+    program = windowed(lambda: int(own.tau + 0 * math.pi))
+    assert uses(program, 128)
+    first = program.trace()
+    own.pi = 3
+    assert program.trace() is first
+    (watch, _, _) = next(iter(program._traced.values()))
+    assert {name for owner, name, _ in watch._attributes if owner is own} <= {"tau"}
 
 
 def test_what_cannot_be_watched_is_read_each_time():
