@@ -43,6 +43,7 @@ from fagen.ir.graph import (
     split_heads,
 )
 from fagen.ir.names import names_of
+from fagen.ir.stack import room_for
 
 Source: TypeAlias = tuple[Literal["argument", "output", "gradient"], int]
 """Where a value of the backward direction comes from: an argument of the program by its position, an output
@@ -83,7 +84,8 @@ def gradient(
     which it was broadcast. ``precise`` is for tensors of fp32: both directions then have the same weights,
     to the last bit.
     """
-    return _Differentiator(graph, wanted, given, broadcast, precise).run()
+    with room_for(graph):
+        return _Differentiator(graph, wanted, given, broadcast, precise).run()
 
 
 class _Differentiator:

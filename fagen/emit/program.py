@@ -18,6 +18,7 @@ from fagen.emit.roles import forward_roles
 from fagen.emit.rowwise import rowwise
 from fagen.emit.scope import Routines, Scope, axis_name
 from fagen.ir.graph import Axis
+from fagen.ir.stack import room_for
 from fagen.plan.plan import Plan
 from fagen.version import VERSION
 
@@ -58,6 +59,11 @@ class Emitted:
 
 def emit(plan: Plan) -> Emitted:
     """The CUDA of a plan. The same plan gives the same text in every process."""
+    with room_for(plan.problem.graph):
+        return _emitted(plan)
+
+
+def _emitted(plan: Plan) -> Emitted:
     parameters = Parameters(plan)
     kernels = []
     for kernel in plan.kernels:

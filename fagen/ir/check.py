@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +26,7 @@ from fagen.ir.graph import (
     walk,
 )
 from fagen.ir.show import join_heads, show
+from fagen.ir.stack import room_for
 
 
 def _nodes(graph: Graph) -> list[Node]:
@@ -163,11 +163,9 @@ def dropouts_are_numbered(graph: Graph) -> None:
 MOST_DEPTH = 500
 """Operations nested in one another; what works on a formula calls itself for each of them."""
 
-_FRAMES = 30  # of Python's stack that a level takes, in the backward direction, which nests deeper
-
 
 def formulas_are_shallow(graph: Graph) -> None:
-    """No output nests more than `MOST_DEPTH` operations; Python's stack is given room for those it has."""
+    """No output nests more than `MOST_DEPTH` operations."""
     for output in graph.outputs:
         if output.node.depth > MOST_DEPTH:
             raise UsageError(
@@ -175,11 +173,9 @@ def formulas_are_shallow(graph: Graph) -> None:
                 call=graph.name,
                 works=f"{MOST_DEPTH:,} are worked on; a table may hold what takes more steps",
             )
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), _FRAMES * output.node.depth))
 
 
 CHECKS: tuple[Callable[[Graph], None], ...] = (
-    formulas_are_shallow,
     positions_are_in_order,
     axes_are_declared,
     contractions_have_their_axis,
@@ -192,8 +188,10 @@ CHECKS: tuple[Callable[[Graph], None], ...] = (
 
 def check(graph: Graph) -> None:
     """Run every check; the first that fails raises a `UsageError` or `DtypeError` naming the program."""
-    for one in CHECKS:
-        one(graph)
+    formulas_are_shallow(graph)
+    with room_for(graph):
+        for one in CHECKS:
+            one(graph)
 
 
 def _list(axes: Sequence[Axis]) -> str:

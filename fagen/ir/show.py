@@ -26,6 +26,7 @@ from fagen.ir.graph import (
     linear,
     walk,
 )
+from fagen.ir.stack import room_for
 
 LENGTHS: dict[Axis, str] = {
     "b": "batch",
@@ -67,7 +68,8 @@ def show(node: Node, names: _Names | None = None) -> str:
         if not names:
             return f"<{type(node).__name__} of {node.size} nodes>"
         names = {**_long(node, names), **names}
-    return _text(node, names or {})[0]
+    with room_for(node):
+        return _text(node, names or {})[0]
 
 
 def _long(root: Node, names: _Names) -> dict[Node, str]:

@@ -15,6 +15,7 @@ from fagen.derive.walk import Derivation, Note, Stage, Walk
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import KEY_AXIS, Axis, Node, Symbol
+from fagen.ir.stack import room_for
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives
@@ -71,10 +72,11 @@ def plans(
     families = [family for family in _families(problem, arch) if family not in without]
     if not families:
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
-    derivation, parts, others = _cheapest(problem, arch, lengths or {}, families)
-    found = list(_ranked_plans(derivation, parts, others, problem, families, most, ranked))
-    if most > 1 and not ranked:
-        found += _smaller(found[-1], derivation, problem, arch, lengths or {}, families)
+    with room_for(problem.graph):
+        derivation, parts, others = _cheapest(problem, arch, lengths or {}, families)
+        found = list(_ranked_plans(derivation, parts, others, problem, families, most, ranked))
+        if most > 1 and not ranked:
+            found += _smaller(found[-1], derivation, problem, arch, lengths or {}, families)
     return tuple(found)
 
 

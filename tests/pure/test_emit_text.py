@@ -279,8 +279,10 @@ def _nested(rounds: int, direction: str = "forward") -> fg.Kernel:
 
 @pytest.mark.parametrize(("rounds", "direction"), [(140, "forward"), (30, "backward")])
 def test_deep_formulas_are_emitted_and_long_ones_cut_in_comments(rounds: int, direction: str) -> None:
+    limit = sys.getrecursionlimit()
     with ThreadPoolExecutor(1) as pool:  # whose stack is smaller
         text = pool.submit(lambda: _nested(rounds, direction).source).result()
+    assert sys.getrecursionlimit() == limit
     assert text.count("tanhf(") >= rounds
     assert len(text) < 60_000
 
