@@ -501,8 +501,8 @@ def differentiable(cases: Iterable[Case], family: str) -> list[Case]:
     left is what D was rounded by, with O, and no error of torch's operations to measure it by. So lengths are
     those of several keys. The gradient of a bias that is the same for all keys of a row vanishes, too, and so
     does that of q where a shift makes all keys of one feature nearly the same: in fp32 what is left is a unit
-    or two of rounding. The sink of one head is one number: its error, and that of torch's operations, is a
-    single draw, and in fp32 both are of one size.
+    or two of rounding. The sinks of a head or two are as many numbers: their error, and that of torch's
+    operations, is a draw or two, and in fp32 both are of one size.
     """
     return [
         case
