@@ -4,6 +4,7 @@ import collections
 import difflib
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if need in _required():
                 pytest.fail(f"FAGEN_REQUIRE={need}: {reason}", pytrace=False)
             pytest.skip(f"needs {need}: {reason}")
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """End a process whose GPU can run nothing more: a failed access would fail whatever comes after it.
+
+    Of several workers the others go on, and one takes the place of this; xdist names the test it was in.
+    """
+    if item.get_closest_marker("gpu") is None or _missing("gpu"):
+        return
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print(f"{item.nodeid} left a GPU that runs nothing: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
