@@ -21,8 +21,8 @@ from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import StoreText
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, Index, Input, Load, Node, Output, Random, Scatter
+from fagen.plan.arch import arch_for
 from fagen.plan.plan import STORAGE_BYTES
-from fagen.plan.tiling import WARP
 
 VECTOR_BYTES = 16
 """What one access reads or writes, at most."""
@@ -112,7 +112,8 @@ class Rowwise(Flat):
     @property
     def shares_warps(self) -> bool:
         """Whether rows past the end have lanes in a warp that joins what its lanes have."""
-        return self.scope.kernel.columns < WARP and any(walk.states for walk in self.walks)
+        warp = arch_for(self.scope.plan.problem.arch).warp
+        return self.scope.kernel.columns < warp and any(walk.states for walk in self.walks)
 
     @property
     def text(self) -> str:

@@ -70,7 +70,7 @@ ADDED_SLOTS = 2
 ADDED_TIMES = 2
 """A byte that is added to in the L2 cache is read there and written."""
 PART = 8
-"""Terms of a product that are summed alone first, in templates/arch/simt.j2."""
+"""Terms of a product that are summed alone first, of more than 16, in templates/arch/simt.j2."""
 COPY_SLOTS = 4
 """Instructions to bring an element into a tile: its share of a load, a store, the indices, a conversion."""
 ADDRESS_SLOTS = 8

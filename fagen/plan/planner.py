@@ -137,7 +137,8 @@ def _smaller(
     in the end every result alone."""
     derivation = derive(problem.graph, problem.fusion)
     several = any(len(_by_result(_walked(stage))) > 1 for stage in derivation.stages)
-    for alone in [False] * (tried != derivation) + [True] * several:
+    whole = [False] if tried != derivation else []  # what was tried adds partial sums
+    for alone in (*whole, True) if several else whole:
         try:
             parts, _ = _planned(derivation, problem, arch, lengths, families, alone)
         except PlanError:

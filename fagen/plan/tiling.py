@@ -12,7 +12,7 @@ from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph
 from fagen.plan import warpgroups
-from fagen.plan.arch import Arch
+from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Cost, Model
 from fagen.plan.plan import Problem, Rejected, Schedule
 from fagen.plan.profile import LOOPS, Lengths, Profile, profile
@@ -34,8 +34,6 @@ MORE_REGISTERS = 8
 """What the next candidate has more of them, at least, where a compiler found too few."""
 ROOMIER_REGISTERS = 32
 """What a thread has more of them, at least, where fewer blocks share a multiprocessor."""
-WARP = 32
-"""Threads of a warp."""
 GROUP_AXIS: Axis = "g"
 LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
@@ -162,23 +160,23 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
     elif family == "sm80":
         yield from _fragments(counts)
     elif counts.schedule == "rowwise":
-        yield from _rows(counts, problem)
+        yield from _rows(counts, problem, arch_for(problem.arch).warp)
     elif counts.schedule == "product":
         yield from _products(counts, problem)
     else:
         yield from _loops(counts)
 
 
-def _rows(counts: Profile, problem: Problem) -> Iterator[Tiles]:
+def _rows(counts: Profile, problem: Problem, warp: int) -> Iterator[Tiles]:
     """A warp for each row; of short rows several in one, so that each of its threads reads 16 bytes."""
     size = dict(problem.sizes).get(counts.walk_axis) if counts.walk_axis else None
     if counts.tile_axis is None or size is None or problem.family == "simt":
         for rows, share in pairs((8, 4) if counts.tile_axis else (1,), (4, 8)):
-            yield Tiles("registers", rows, WARP * share, 0, 0, rows, WARP)
+            yield Tiles("registers", rows, warp * share, 0, 0, rows, warp)
         return
     along = [a for step in counts.passes for a in (*step.reads, *step.writes) if counts.walk_axis in a.axes]
     share = 16 // max((access.bytes for access in along), default=4)
-    lanes = min(1 << (ceil_div(size, share) - 1).bit_length(), WARP)  # idle ones are of no weight
+    lanes = min(1 << (ceil_div(size, share) - 1).bit_length(), warp)  # idle ones are of no weight
     for threads in (256, 128):
         yield Tiles("registers", threads // lanes, lanes * share, 0, 0, threads // lanes, lanes)
 
