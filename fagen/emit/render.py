@@ -78,6 +78,8 @@ def _trace(error: BaseException) -> str:
 # ---------------------------------------------------------------------------------------------------- layout
 
 _COMMENT = re.compile(r"//.*")
+_PROSE = re.compile(r"// \S")
+"""A line of a comment that goes on in the next one."""
 _STRING = re.compile(r'"[^"]*"')
 
 
@@ -85,8 +87,9 @@ def laid_out(text: str) -> str:
     """``text`` indented by its braces, in lines of at most `WIDTH` columns."""
     lines: list[str] = []
     depth = 0
-    for raw in text.split("\n"):
-        line = raw.strip()
+    rest = text.split("\n")[::-1]
+    while rest:
+        line = rest.pop().strip()
         code = _COMMENT.sub("", _STRING.sub("", line))
         closing = len(code) - len(code.lstrip("}"))
         level = depth - closing
@@ -99,6 +102,10 @@ def laid_out(text: str) -> str:
             continue
         if lines and not lines[-1] and line.startswith("}"):
             lines.pop()
+        room = WIDTH - 2 * level
+        if level and len(line) > room and _PROSE.match(line) and rest and _PROSE.match(rest[-1]):
+            end = line.rindex(" ", 0, room + 1)
+            line, rest[-1] = line[:end], f"//{line[end:]} {rest[-1][3:]}"
         lines += _folded(line, 0 if line.startswith("#") else 2 * level)
     while lines and not lines[-1]:
         lines.pop()
@@ -162,10 +169,14 @@ _BREAKS = (
     (" * ", 3),
 )
 
+_SEVERAL = re.compile(r", \w+ = ")
+"""In a line that defines several names: no value stands in another line than its name."""
+
 
 def _break(line: str, room: int) -> tuple[str, str]:
     """A line in two, the first at most ``room`` columns, broken late where few parentheses are open."""
     best: tuple[float, int] | None = None
+    several = _SEVERAL.search(line)
     depth = 0
     for i, character in enumerate(line[:room]):
         if character in "([{":
@@ -175,7 +186,7 @@ def _break(line: str, room: int) -> tuple[str, str]:
         for rank, (mark, width) in enumerate(_BREAKS):
             if line.startswith(mark, i) and i + width <= room and i > 4:
                 key = depth + rank / len(_BREAKS) - i / (2 * room)
-                if mark == " = " and len(line) - i > room:
+                if mark == " = " and (several or len(line) - i > room):
                     continue
                 if best is None or key <= best[0]:
                     best = key, i + width

@@ -259,6 +259,12 @@ def test_layout() -> None:
     assert laid_out(raw) == (
         "void f() {\n  if (x) {\n    y = 1;       // one\n    longer = 2;  // two\n  }\n}\n"
     )
+    several = laid_out(f"enum {{\n{', '.join(f'NAME_{i} = {i:06}' for i in range(8))};\n}}\n").split("\n")
+    assert several[1].endswith(",")
+    assert all(len(line) <= 110 for line in several)
+    words = " ".join("word" for _ in range(21))
+    prose = laid_out(f"namespace a {{\n// {words} end\n// {words}\n// new\n}}\n").split("\n")
+    assert prose[1:4] == [f"  // {words}", f"  // end {words[:-5]}", "  // word new"]
     long = f"const bool wide = {' && '.join(f'(first{i} || second{i})' for i in range(9))};"
     lines = laid_out(long).split("\n")
     assert len(lines) == 4
