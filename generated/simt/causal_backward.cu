@@ -278,8 +278,8 @@ namespace backward_2_loop_ {
   constexpr int ROWS = BLOCK_KV * LANES / THREADS, COLUMNS = BLOCK_Q / LANES;
   constexpr int FEATURES_D = 8, FEATURES_DV = 8;  // of a weighted sum, each thread's share
   // where tiles lie in shared memory, in bytes
-  constexpr uint32 K_AT = 0, Q_AT = 69632, V_AT = 34816, DO_AT = 78336, Q2_AT = 87040, DO2_AT = 95744, W_AT =
-      104448;
+  constexpr uint32 K_AT = 0, Q_AT = 69632, V_AT = 34816, DO_AT = 78336, Q2_AT = 87040, DO2_AT = 95744,
+      W_AT = 104448;
 
   // Where a block works, and what is the same for all of it.
   struct Block {

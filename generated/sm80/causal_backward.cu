@@ -25,6 +25,7 @@
 //       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
 //       acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
 //       t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+//         (in memory, 0 at first; blocks add to it in no fixed order)
 //   dK = acc0 * rsqrt(head_dim)
 //   dV = acc1
 //
@@ -115,8 +116,8 @@ namespace backward_1_backward_loop_ {
   // of a tile's part, each thread's share, and warps that have parts of the same rows
   constexpr int PART0_ROWS = 4, PART0_FEATURES = 8, PART0_WARPS = 2;
   // where tiles lie in shared memory, in bytes
-  constexpr uint32 K_AT = 0, Q_AT = 16384, V_AT = 8192, DO_AT = 24576, WEIGHTS0_AT = 32768, COLUMNS_AT =
-      37888;
+  constexpr uint32 K_AT = 0, Q_AT = 16384, V_AT = 8192, DO_AT = 24576, WEIGHTS0_AT = 32768,
+      COLUMNS_AT = 37888;
 
   // Where a block works, and what is the same for all of it.
   struct Block {
@@ -242,8 +243,8 @@ namespace backward_1_backward_loop_ {
   template <class Weights, class Operand>
   __device__ __forceinline__ void multiply_part0(const Weights& weights, const Operand& operand,
       float (&part0)[PART0_ROWS][PART0_FEATURES]) {
-    const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS), feature =
-        threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
+    const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS),
+        feature = threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
     UNROLL for (int i = 0; i < Weights::ROWS; i += 16) {
       Left<typename Weights::Element> a[PART0_ROWS / 2];
       UNROLL for (int r = 0; r < PART0_ROWS; r += 2) a[r / 2] = load_left_transposed(weights, i, row + 8 * r);
@@ -257,8 +258,8 @@ namespace backward_1_backward_loop_ {
   // row r of it to memory
   __device__ __forceinline__ void add_part0(const Block& block, const Params& p,
       const float (&part0)[PART0_ROWS][PART0_FEATURES], int r, int q_start) {
-    const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS), feature =
-        threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
+    const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS),
+        feature = threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
     const int q = q_start + row + 8 * r + threadIdx.x % 32 / 4;
     fp32* to = &block.t1[q * p.t1_q] + feature;
     const int count = q < p.q_len ? HEAD_DIM - feature : 0;

@@ -25,6 +25,7 @@
 //       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
 //       acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
 //       t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+//         (in memory, 0 at first; blocks add to it in no fixed order)
 //   dK = acc0 * rsqrt(head_dim)
 //   dV = acc1
 //
@@ -123,8 +124,8 @@ namespace backward_1_roles_ {
   // bytes of shared memory
   constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 98304, WORKS_AT = 198656,
       VISITS_AT = 198752, ROW_PIPE_AT = 198848, COLUMN_PIPE_AT = 198880, SUM_PIPE_AT = 198912,
-      VALUES_AT = 196608, VALUE_PIPE_AT = 198944, HANDED_AT = 131072, PARTS_AT = 163840, PLACES_AT =
-      198816, HAND_PIPE_AT = 198976, PART_PIPE_AT = 199008;
+      VALUES_AT = 196608, VALUE_PIPE_AT = 198944, HANDED_AT = 131072, PARTS_AT = 163840, PLACES_AT = 198816,
+      HAND_PIPE_AT = 198976, PART_PIPE_AT = 199008;
 
   // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
   using KTile = Panels<bf16, 64, HEAD_DIM>;
@@ -285,9 +286,8 @@ namespace backward_1_roles_ {
     }
   }
 
-  // One thread has tiles copied to buffers as these become free. It claims a work with the last tile of
-  //     the one
-  // before: claimed earlier it would wait here while another block has nothing to do.
+  // One thread has tiles copied to buffers as these become free. It claims a work with the last tile of the
+  // one before: claimed earlier it would wait here while another block has nothing to do.
   __device__ __forceinline__ void produce(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT);

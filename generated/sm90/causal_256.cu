@@ -48,8 +48,8 @@ constexpr int WORKS = 8, WORDS = 4;  // works announced at once
 constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_KV / LANES, FEATURES = 64;  // of a consumer's thread
 constexpr float SLACK = 5.5f;  // a free maximum may be exceeded by so much
 // bytes of shared memory
-constexpr uint32 Q_AT = 0, K_AT = 65536, V_AT = 147456, WORKS_AT = 229376, VISITS_AT = 229504, ROW_PIPE_AT =
-    229520, COLUMN_PIPE_AT = 229552, SUM_PIPE_AT = 229584;
+constexpr uint32 Q_AT = 0, K_AT = 65536, V_AT = 147456, WORKS_AT = 229376, VISITS_AT = 229504,
+    ROW_PIPE_AT = 229520, COLUMN_PIPE_AT = 229552, SUM_PIPE_AT = 229584;
 
 // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
 using QTile = Panels<bf16, 64, HEAD_DIM>;

@@ -49,8 +49,8 @@ constexpr int WORKS = 8, WORDS = 4;  // works announced at once
 constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_KV / LANES, FEATURES = 16;  // of a consumer's thread
 constexpr float SLACK = 5.5f;  // a free maximum may be exceeded by so much
 // bytes of shared memory
-constexpr uint32 Q_AT = 0, K_AT = 49152, V_AT = 114688, WORKS_AT = 180224, VISITS_AT = 180352, ROW_PIPE_AT =
-    180384, COLUMN_PIPE_AT = 180480, SUM_PIPE_AT = 180544;
+constexpr uint32 Q_AT = 0, K_AT = 49152, V_AT = 114688, WORKS_AT = 180224, VISITS_AT = 180352,
+    ROW_PIPE_AT = 180384, COLUMN_PIPE_AT = 180480, SUM_PIPE_AT = 180544;
 
 // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
 using QTile = Panels<bf16, 64, HEAD_DIM>;
