@@ -21,6 +21,7 @@ from fagen.errors import PlanError
 from fagen.ir.reference import compare, eager, evaluate
 from fagen.lang.attention import attention as traced_attention
 from fagen.lang.trace import Traced
+from fagen.plan.arch import arch_for
 from masks import dense
 
 Q, K, V, H = (fg.Tensor[axes] for axes in ("b h q d", "b hk kv d", "b hk kv dv", "h"))
@@ -69,6 +70,47 @@ def attend(given: Sequence[Tensor], **parts: Any) -> Any:
     outputs = fg.attention(*given, **parts)
     require(outputs, traced_attention(**parts), given)
     return outputs
+
+
+def wanting(values: Sequence[Tensor]) -> list[Tensor]:
+    return [value.requires_grad_() for value in values]
+
+
+def gradients(given: Sequence[Tensor], others: Sequence[Tensor] = (), **parts: Any) -> tuple[Tensor, ...]:
+    """Gradients of ``given`` and ``others`` for the sum of all outputs, finite."""
+    outputs = fg.attention(*given, **parts)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    ones = [torch.ones_like(each) for each in outputs]
+    found = torch.autograd.grad(outputs, [*given, *others], ones)
+    assert all(bool(each.isfinite().all()) for each in found)
+    return found
+
+
+def require_right(
+    given: Sequence[Tensor], found: Sequence[Tensor], incoming: Sequence[Tensor] | None = None, **parts: Any
+) -> None:
+    """Hold gradients of tensors and captures to autograd's.
+
+    ``incoming`` are the gradients of all outputs, ones where it is None.
+    """
+    traced = traced_attention(**parts)
+    values = [*given, *traced.captured]
+    wanted = [i for i, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad]
+
+    def by_autograd(run: Any, wide: bool, **options: Any) -> Sequence[Tensor]:
+        leaves = list(values)
+        for i in wanted:
+            dtype = torch.float64 if wide else values[i].dtype
+            leaves[i] = values[i].detach().to(dtype, copy=True).requires_grad_()
+        outputs = run(traced.graph, leaves, **options)
+        grads = [torch.ones_like(x) for x in outputs] if incoming is None else incoming
+        grads = [grad.to(x.dtype) for grad, x in zip(grads, outputs, strict=True)]
+        return torch.autograd.grad(outputs, [leaves[i] for i in wanted], grads)
+
+    exact, near = by_autograd(evaluate, True), by_autograd(eager, False, dtype=given[0].dtype)
+    for i, mine, ref, quick in zip(wanted, found, exact, near, strict=True):
+        assert mine.dtype == values[i].dtype
+        compare(mine, ref, quick, gradient=True).require(traced.graph.arguments[i].name)
 
 
 # ------------------------------------------------------------------------------- numbers, sums over positions
@@ -161,6 +203,25 @@ def test_a_row_of_the_lowest_number_is_not_masked(device: str, dtype: torch.dtyp
     torch.testing.assert_close(out, near.to(dtype), rtol=2e-2, atol=2e-2)
     if dtype != torch.float16:  # -65,504 leaves the differences of scores as they are
         torch.testing.assert_close(out[0, 0, 0].float(), given[2][0, 0].float().mean(0), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("through", ["bias", "where"])
+@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
+def test_gradients_of_rows_of_very_low_numbers(device: str, family: str, through: str) -> None:
+    """Each has one key, with all the weight: so low a logarithm has no room for that of a number of keys."""
+    if device == "cuda" and family not in arch_for(torch.cuda.get_device_capability()).families:
+        pytest.skip(f"needs a GPU that runs {family}")
+    dtype = torch.float32 if family == "simt" else torch.bfloat16
+    given = wanting(tensors(device, dtype, q_len=24, kv_len=24, heads=1, head_dim=64))
+    lowest = torch.finfo(torch.float32).min
+    rows = torch.tensor([0.0, -1e6, -1e9, -1e30, lowest, 0.0], device=device).repeat(4)
+    low = fg.capture(rows, "q")[fg.q]
+    parts: dict[str, Any] = {"mask": (low == 0) | (fg.kv == fg.q)}
+    if through == "bias":
+        parts["bias"] = rows[:, None]
+    else:
+        parts["score"] = lambda s: fg.where(low < 0, low, s)
+    require_right(given, gradients(given, family=family, **parts), **parts)
 
 
 @pytest.mark.parametrize("family", ["simt", "sm80"])

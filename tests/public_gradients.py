@@ -6,57 +6,19 @@ The test files of the emulator and of a GPU import these functions and give them
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import fagen as fg
-from edges import tensors
-from fagen.ir.reference import compare, eager, evaluate
-from fagen.lang.attention import attention as traced_attention
+from edges import gradients, require_right, tensors, wanting
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What a test draws is the same on every device and in every run."""
     torch.manual_seed(0)
-
-
-def wanting(values: Sequence[Tensor]) -> list[Tensor]:
-    return [value.requires_grad_() for value in values]
-
-
-def gradients(given: Sequence[Tensor], others: Sequence[Tensor] = (), **parts: Any) -> tuple[Tensor, ...]:
-    """Gradients of ``given`` and ``others`` for the sum of all outputs, finite."""
-    outputs = fg.attention(*given, **parts)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    ones = [torch.ones_like(each) for each in outputs]
-    found = torch.autograd.grad(outputs, [*given, *others], ones)
-    assert all(bool(each.isfinite().all()) for each in found)
-    return found
-
-
-def require_right(given: Sequence[Tensor], found: Sequence[Tensor], **parts: Any) -> None:
-    """Hold gradients of tensors and captures to autograd's, for ones as gradients of all outputs."""
-    traced = traced_attention(**parts)
-    values = [*given, *traced.captured]
-    wanted = [i for i, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad]
-
-    def by_autograd(run: Any, wide: bool, **options: Any) -> Sequence[Tensor]:
-        leaves = list(values)
-        for i in wanted:
-            dtype = torch.float64 if wide else values[i].dtype
-            leaves[i] = values[i].detach().to(dtype, copy=True).requires_grad_()
-        outputs = run(traced.graph, leaves, **options)
-        return torch.autograd.grad(outputs, [leaves[i] for i in wanted], list(map(torch.ones_like, outputs)))
-
-    exact, near = by_autograd(evaluate, True), by_autograd(eager, False, dtype=given[0].dtype)
-    for i, mine, ref, quick in zip(wanted, found, exact, near, strict=True):
-        assert mine.dtype == values[i].dtype
-        compare(mine, ref, quick, gradient=True).require(traced.graph.arguments[i].name)
 
 
 def test_b01_one_row_without_a_key_spoils_no_gradient(device: str) -> None:

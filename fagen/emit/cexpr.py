@@ -76,6 +76,8 @@ FIRST_COLUMN = Symbol("first_column", (), "int")
 """The position of a thread's first column of a tile."""
 
 _LOG2E = "LOG2E"
+_LOWEST = -(2.0 - 2.0**-23) * 2.0**127
+"""The lowest number of fp32."""
 _SMALL = 64.0
 """An exponent whose rounding in fp32 changes an exponential less than that to 16 bits."""
 
@@ -491,8 +493,9 @@ class Lowering:
             factors = [self._done[factor] for factor in self._factors(x)]
             exponent = self._product([*factors, self._codes.leaf(_LOG2E, "float")])
             return self._codes.call("exp2_approx", (exponent,), "float", 2)
-        if self._rounded and not self._shared.exact:
-            return self._codes.call("exp2_approx", (self._in_twos(x),), "float", 2)
+        in_twos = self._in_twos(x) if self._rounded and not self._shared.exact else None
+        if in_twos is not None:
+            return self._codes.call("exp2_approx", (in_twos,), "float", 2)
         if self._shared.exact:
             return self._codes.call("expf", (self._done[x],), "float", 8)
         fused = self._exponential(x) if self._shared.fast and self._nonpositive(x) else None
@@ -501,22 +504,27 @@ class Lowering:
         exponent = self._codes.infix("*", self._done[x], self._codes.leaf(_LOG2E, "float"), "float", PRODUCT)
         return self._codes.call("exp2_approx", (exponent,), "float", 2)
 
-    def _in_twos(self, x: Node) -> Code:
-        """``x log2(e)``, multiplied into the terms of a sum that rows or columns have in common."""
-        terms = x.args if isinstance(x, Map) and x.op == "add" else (x,)
-        if all(self._done[term].place == self._done[x].place for term in terms):
-            terms = (x,)
-        total: Code | None = None
-        for term in sorted(terms, key=lambda term: not self._done[term].place.element):
-            minus = isinstance(term, Map) and term.op == "neg"
-            factors = self._factors(term.args[0] if minus else term)
-            part = self._product([*map(self, factors), self._codes.leaf(_LOG2E, "float")])
-            if total is None:
-                total = self._codes.make("-{}", (part,), "float", UNARY, UNARY) if minus else part
-            else:
-                total = self._codes.infix("-" if minus else "+", total, part, "float", SUM)
-        assert total is not None
-        return total
+    def _in_twos(self, x: Node) -> Code | None:
+        """``(c s - b) log2(e)`` as one multiply-add, for a symbol ``s`` and a number ``c`` of up to ln 2.
+
+        ``c s log2(e)`` is then in range wherever ``s`` is. ``b log2(e)`` is kept from -inf, next to which an
+        ``s`` of -inf would be NaN. None for any other ``x``: with a far larger bias beside ``c s``, what
+        rounding ``b log2(e)`` took would be all that is left of the exponent.
+        """
+        for scaled, level, common in differences(x):
+            if common is not ir.ONE or not isinstance(scaled, Map) or scaled.op != "mul":
+                continue
+            for value, factor in (scaled.args, scaled.args[::-1]):
+                number = factor.value if isinstance(factor, Const) else self._shared.known(factor)
+                small = number is not None and abs(number) <= math.log(2)
+                if small and isinstance(value, Symbol) and not self(level).place.element:
+                    log2e = self._codes.leaf(_LOG2E, "float")
+                    minuend = self._product([self(value), self(factor), log2e])
+                    lowest = self._codes.leaf(*literal(_LOWEST))
+                    subtrahend = self._product([self(level), log2e])
+                    subtrahend = self._codes.call("maximum", (subtrahend, lowest), "float")
+                    return self._codes.infix("-", minuend, subtrahend, "float", SUM)
+        return None
 
     def _exponential(self, x: Node) -> Code | None:
         """``exp(c a - c b)`` as one multiply-add and a power, where ``b`` is a row's and ``c`` a number."""

@@ -367,7 +367,9 @@ namespace backward_1_roles_ {
         for (int c = threadIdx.x % 32; c < BLOCK_Q; c += 32) {
           Column column;
           const int q = visit[0] + c;
-          column.x0 = finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E;
+          column.x0 =
+              maximum(finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E,
+              -3.4028235e+38f);
           column.t0 = block.t0[minimum(q, p.q_len - 1) * p.t0_q];
           values<float>(column_at.stage(), 0)[c] = column.x0;
           values<float>(column_at.stage(), 1)[c] = column.t0;

@@ -195,6 +195,31 @@ def test_a_running_maximum_makes_the_power_of_two_enough(planned: Plan) -> None:
     assert exact.text(function("exp2", sub(S, M))) == "exp2f(s - m)"
 
 
+def test_the_factor_of_an_exponent_is_multiplied_in_only_where_nothing_stands_beside_a_product(
+    planned: Plan,
+) -> None:
+    """``x * LOG2E - level`` is rounded once: of a level of -1e9, 18 would be left where 0 is due."""
+    point = Point(planned, fast=True, rounded=True)
+    scaled = mul(S, function("rsqrt", size("d")))
+
+    def exponential(score: Node) -> str:
+        return point.text(function("exp", sub(score, ir.finite(M))))
+
+    lowered = "maximum(finite_or_zero(m) * LOG2E, -3.4028235e+38f)"
+    for score, text in ((scaled, "SCALE"), (mul(S, Const(0.69)), "0.69f")):
+        assert exponential(score) == f"exp2_approx(s * ({text} * LOG2E) - {lowered})"
+    for score, text in (
+        (S, "s"),
+        (mul(S, Const(0.7)), "s * 0.7f"),
+        (mul(S, TEMPERATURE), "s * p.scalar0"),
+        (add(scaled, Const(-1e9)), "s * SCALE - 1000000000.0f"),
+        (add(scaled, TEMPERATURE), "s * SCALE + p.scalar0"),
+        (add(scaled, to_float(kv)), "s * SCALE + float(kv)"),
+        (where(le(kv, q), Const(-1e30), scaled), "(q < kv ? s * SCALE : -1e+30f)"),
+    ):
+        assert exponential(score) == f"exp2_approx(({text} - finite_or_zero(m)) * LOG2E)"
+
+
 def test_the_fast_tangent_is_for_16_bit_programs(planned: Plan) -> None:
     node = ir.Map("tanh_fast", (S,))
     assert Point(planned, fast=True).text(node) == "tanh_approx(s)"
