@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +224,7 @@ def compile(
                 "int32"}``
     arch        a GPU such as "H100", or a target such as "sm_90a"
     direction   "forward", or "backward": the gradients of all its floating-point tensors
+    family      by default that of the program's ``options``, whose ``deterministic`` holds as well
     bias, sink  a tensor, or its axes alone: ``fg.Tensor["b h q kv"]``
 
     Raises UsageError for what has no meaning, PlanError for what does not fit the GPU.
@@ -230,6 +232,7 @@ def compile(
     given = {"mask": mask, "score": score, "scale": scale, "bias": bias, "sink": sink}
     if direction not in ("forward", "backward"):
         raise UsageError(f"direction is {direction!r}", call="compile", works='it is "forward" or "backward"')
+    option = Options()
     if program is None:
         bias, sink = _declared("bias", bias), _declared("sink", sink)
         traced = attention_graph(
@@ -250,16 +253,27 @@ def compile(
                 call="compile",
                 works="write them into the program",
             )
-        traced = (program if isinstance(program, TracedProgram) else Program(program)).trace()
+        known = program if isinstance(program, TracedProgram) else Program(program)
+        traced, option = known.trace(), known.option
+    if family is not None:
+        option = replace(option, family=family)
     row = arch_for(arch).name
     lengths = _lengths(traced.graph, head_dim, v_head_dim, sizes or {})
-    problem = problem_of(traced.graph, row, family, _inputs(traced, dtype), lengths, open_lengths=True)
+    problem = problem_of(
+        traced.graph,
+        row,
+        option.family,
+        _inputs(traced, dtype),
+        lengths,
+        deterministic=option.deterministic,
+        open_lengths=True,
+    )
     both = None
     if direction == "backward":
         problem, both = backward_of(problem)
     compiled = compile_problem(problem)
     compiled.require_plan()
-    return Kernel(compiled, () if both else traced.captured, Options(False, family), both)
+    return Kernel(compiled, () if both else traced.captured, option, both)
 
 
 def _by_axis(graph: Graph, lengths: Mapping[str, int]) -> dict[str, int]:

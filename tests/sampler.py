@@ -27,6 +27,7 @@ from fagen.errors import PlanError
 from fagen.ir.reference import compare, eager, evaluate, evaluate_nodes
 from fagen.lang.attention import attention as traced_attention
 from fagen.lang.expr import Expr
+from fagen.lang.program import Options
 from fagen.lang.trace import Traced
 from masks import MASKS, tables_of
 
@@ -379,7 +380,9 @@ def covering(factors: Sequence[Sequence[Any]], least: int, rng: random.Random) -
 def compiled_for(call: Call, family: str) -> Compiled:
     """What `fg.attention` runs for a call."""
     values = read(call.traced.graph, call.values)
-    return compile_problem(problem_for(values, family, values.sizes()).read_as(aligned(values)))
+    return compile_problem(
+        problem_for(values, Options(family=family), values.sizes()).read_as(aligned(values))
+    )
 
 
 def bulk_copied(tensors: Iterable[Tensor]) -> bool:

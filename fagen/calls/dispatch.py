@@ -28,10 +28,10 @@ from fagen.calls.values import (
     read,
     storages,
 )
-from fagen.compile import Compiled, compile_problem, problem_of
+from fagen.compile import Compiled, compile_problem, problem_of, require_an_order
 from fagen.derive.gradient import Broadcast, Gradient, gradient
 from fagen.errors import DtypeError, PlanError, UsageError
-from fagen.ir.graph import Axis, Graph, Input, Scalar, Scatter, walk
+from fagen.ir.graph import Axis, Graph, Input, Scalar
 from fagen.ir.show import length_name
 from fagen.lang.program import Options
 from fagen.plan.arch import arch_for
@@ -177,7 +177,7 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
             works='move them to cuda or cpu, or take family="reference"',
         )
     if kernel is None:
-        problem = problem_for(values, options.family, sizes)
+        problem = problem_for(values, options, sizes)
     else:
         _check_kernel(kernel, values, sizes)
         problem = kernel.problem
@@ -224,7 +224,7 @@ class _Backward:
         self.every = gradient(self.graph, self.wanted, None, self.broadcast, self.precise)
         self._require_plain_tables(values)
         if options.deterministic:
-            self._require_an_order()
+            require_an_order(self.every.backward, self.graph.name)
 
     def _require_plain_tables(self, values: Values) -> None:
         """UsageError for a table that is longer along an axis than the axis is."""
@@ -239,16 +239,6 @@ class _Backward:
                         call=self.graph.name,
                         works="its gradient needs an axis with a name of its own",
                     )
-
-    def _require_an_order(self) -> None:
-        """UsageError for a gradient that is added up in no fixed order."""
-        for node in walk(output.node for output in self.every.backward.outputs):
-            if isinstance(node, Scatter):
-                raise UsageError(
-                    f"the gradient of {node.table.name}, read at computed positions, is added up in no order",
-                    call=self.graph.name,
-                    works="deterministic=False does it; so does detaching the tensor from autograd",
-                )
 
     def backward(
         self, given: Sequence[Any], outputs: Outputs, incoming: Sequence[Tensor | None], seed: Tensor | None
@@ -293,7 +283,7 @@ class _BothDirections(_Backward):
     def __init__(self, values: Values, options: Options, wanted: frozenset[int]) -> None:
         super().__init__(values, options, wanted)
         forward = replace(values, graph=self.every.forward)
-        self.run = run_of(forward, problem_for(forward, options.family, forward.sizes()))
+        self.run = run_of(forward, problem_for(forward, options, forward.sizes()))
         self.device = values.device
         self.own = len(self.graph.outputs)
 
@@ -400,8 +390,7 @@ def _compute_backward(
     if entry is None:
         values = read(graph, found)
         stored: tuple[Storage, ...] = tuple(STORAGE_OF[given[i].dtype] for i in both.wanted)
-        problem = problem_for(values, options.family, values.sizes())
-        problem = replace(problem, outputs=stored, deterministic=options.deterministic)
+        problem = replace(problem_for(values, options, values.sizes()), outputs=stored)
         entry = _entries[key] = _Entry(run_of(values, problem), both)
     return entry.run(found) if seed is None else entry.run(found, seed)
 
@@ -460,9 +449,12 @@ def empty_outputs(graph: Graph, given: Sequence[Any], seed: Tensor | None = None
 # ------------------------------------------------------------------------------------ kernels for the values
 
 
-def problem_for(values: Values, family: str | None, sizes: Mapping[Axis, int]) -> Problem:
+def problem_for(values: Values, options: Options, sizes: Mapping[Axis, int]) -> Problem:
     """What is planned for a call."""
-    return problem_of(values.graph, arch_of(values.device), family, storages(values), sizes)
+    arch, deterministic = arch_of(values.device), options.deterministic
+    return problem_of(
+        values.graph, arch, options.family, storages(values), sizes, deterministic=deterministic
+    )
 
 
 @lru_cache(maxsize=64)

@@ -114,7 +114,6 @@ class Request:
         from fagen.api import Kernel
         from fagen.api import compile as compiled_for
         from fagen.compile import compile_problem, problem_of
-        from fagen.lang.program import Options
 
         program, parts = self._program_or_parts()
         sizes, scalars = _parted(_numbers(self.let or ()), program)
@@ -134,9 +133,8 @@ class Request:
             found = kernel.compiled.problem
             lengths = self.lengths().by_axis() | dict(found.sizes)
             problem = problem_of(found.graph, found.arch, found.family, found.inputs, lengths)
-            problem = replace(problem, outputs=found.outputs)
-            option = Options(family=self.family)
-            kernel = Kernel(compile_problem(problem), kernel.captured, option, kernel.gradient)
+            problem = replace(problem, outputs=found.outputs, deterministic=found.deterministic)
+            kernel = Kernel(compile_problem(problem), kernel.captured, kernel.option, kernel.gradient)
         return kernel, scalars
 
     def kernels(self, arch: str, specialised: bool) -> list[tuple[Kernel, dict[str, float]]]:

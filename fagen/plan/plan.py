@@ -58,7 +58,8 @@ class Problem:
     outputs: tuple[Storage, ...] = ()
     """How each output is stored; empty: fp32 for row statistics, else as the first tensor with features."""
     deterministic: bool = False
-    """Whether every sum is made in a fixed order, so that results are the same bits in every run."""
+    """Whether gradients too are summed in a fixed order, so that they are the same bits in every run; results
+    of the forward direction always are."""
 
     @property
     def limits(self) -> dict[Node, Extent]:

@@ -157,7 +157,8 @@ def _cheapest(
     apart = derive(problem.graph, problem.fusion)
     parts, took = _planned(apart, problem, arch, lengths, families)
     used = {choice.family for _, choice in parts if choice.schedule in LOOPS}
-    adds = problem.fusion == "full" and not problem.deterministic and used <= set(ADDING)
+    unordered = problem.graph.direction == "backward" and not problem.deterministic
+    adds = problem.fusion == "full" and unordered and used <= set(ADDING)
     joined = merged(apart, problem.graph) if adds else None
     if joined is None:
         return apart, parts, ()

@@ -10,6 +10,7 @@ from fagen.compile import backward_of, problem_of
 from fagen.derive.gradient import gradient
 from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
+from fagen.errors import UsageError
 from fagen.ir.graph import Input
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
@@ -169,6 +170,43 @@ def test_a_fixed_order_or_a_small_range_computes_them_twice(asked):
     assert not any(walk.partials for kernel in made.kernels for walk in kernel.stage.walks)
     assert len([kernel for kernel in made.kernels if kernel.stage.walks[0].products]) > 1
     assert not any(buffer.zeroed for buffer in made.buffers)
+
+
+def test_a_program_asks_for_a_fixed_order():
+    asked = {"head_dim": 64, "dtype": "bf16", "arch": "H200", "direction": "backward"}
+    free, fixed = fg.program(squares.function), squares.options(deterministic=True, family="sm80")
+    made = fg.compile(free, family="sm80", **asked).plan
+    assert any(walk.partials for kernel in made.kernels for walk in kernel.stage.walks)
+    made = fg.compile(fixed, **asked).plan
+    assert made.family == "sm80"
+    assert not any(walk.partials for kernel in made.kernels for walk in kernel.stage.walks)
+
+
+def test_a_gathered_table_has_no_fixed_order():
+    @fg.program
+    def far(q: fg.Tensor["b h q d"], k: fg.Tensor["b h kv d"], table: fg.Tensor["n"]):
+        s = fg.dot(q, k, over="d") + table[fg.minimum(abs(fg.q - fg.kv), 7)]
+        return fg.dot(s, k, over="kv")
+
+    with pytest.raises(UsageError, match=r"the gradient of table, .* is added up in no order"):
+        fg.compile(far.options(deterministic=True), head_dim=16, direction="backward")
+
+
+def test_results_of_the_forward_direction_are_never_added_to_memory():
+    @fg.program
+    def both_ways(
+        q: fg.Tensor["b h q d"],
+        k: fg.Tensor["b h kv d"],
+        v: fg.Tensor["b h kv dv"],
+        w: fg.Tensor["b h q dv"],
+    ):
+        weights = fg.sigmoid(fg.dot(q, k, over="d"))
+        return fg.dot(weights, v, over="kv"), fg.dot(weights, w, over="q")
+
+    graph = both_ways.trace().graph
+    assert merged(derive(graph), graph) is not None
+    made = fg.compile(both_ways, head_dim=64, dtype="bf16", arch="H200", family="sm80").plan
+    assert not any(walk.partials for kernel in made.kernels for walk in kernel.stage.walks)
 
 
 def test_weights_beyond_fp16_stay_in_registers():
