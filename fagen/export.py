@@ -15,10 +15,11 @@ from fagen.ir.show import length_name
 from fagen.paths import templates_dir
 from fagen.plain import TYPES, axes_of, plain_text
 from fagen.plan.arch import arch_for
-from fagen.plan.plan import STORAGE_BYTES, Plan, Storage
+from fagen.plan.plan import Plan, Storage
 from fagen.plan.profile import storages
 from fagen.run.debug import file_name
 from fagen.run.source import included
+from fagen.run.tensor_map import geometry
 
 _LENGTHS = {"b": 2, "hk": 2, "g": 2, "q": 200, "kv": 333}
 """What the program runs at unless it is told otherwise: no multiples of a tile."""
@@ -175,8 +176,7 @@ def _value(field: Field, arrays: dict[TensorId, Array], fixed: Mapping[Axis, int
     if source[0] == "length":
         return extent(source[1])
     if source[0] == "map":
-        _, tensor, storage, *places = source
-        return _map(arrays[tensor], storage, fixed, *places)
+        return _map(arrays[source[1]], source[2:], fixed)
     if source[0] == "counter":
         return "counter"
     if source[0] == "section":
@@ -184,31 +184,13 @@ def _value(field: Field, arrays: dict[TensorId, Array], fixed: Mapping[Axis, int
     return f"in{source[1]}" if source[0] == "scalar" else "seed_address"
 
 
-def _map(
-    array: Array,
-    storage: Storage,
-    fixed: Mapping[Axis, int],
-    row: int,
-    column: int,
-    rows: int,
-    panel: int,
-    boxed: int,
-) -> str:
+def _map(array: Array, source: tuple[Storage, int, int, int, int, int], fixed: Mapping[Axis, int]) -> str:
     """A tensor map, as `main.cu` makes it."""
-    columns = fixed[array.axes[column]]
-    panels = columns // panel if columns % panel == 0 else 1
-    others = [i for i in reversed(range(len(array.axes))) if i not in (row, column)]
-    bytes_ = STORAGE_BYTES[storage]
-    axes = [(f"{extent(array.axes[i])}", f"{bytes_} * {array.stride[i]}") for i in (row, *others)]
-    if len(axes) == 4:  # heads in two axes, of a tensor that is contiguous
-        axes[1:3] = [(f"{axes[1][0]} * {axes[2][0]}", axes[1][1])]
-    axes += [("1", "16")] * (3 - len(axes))
-    lengths = [str(columns // panels), axes[0][0], str(panels), axes[1][0], axes[2][0]]
-    strides = [axes[0][1], str(bytes_ * panel), axes[1][1], axes[2][1]]
-    box = [panel, rows, boxed or panels, 1, 1]
-    kind = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}[storage]
-    parts = ("{" + ", ".join(map(str, part)) + "}" for part in (_unsigned(lengths), _unsigned(strides), box))
-    return f"tensor_map({array.name}.device, CU_TENSOR_MAP_DATA_TYPE_{kind}, {', '.join(parts)})"
+    dimensions = list(zip(map(extent, array.axes), array.stride, strict=True))
+    made = geometry(source, dimensions, fixed[array.axes[source[2]]], str, "{} * {}".format)
+    shape = [_unsigned(made.lengths), _unsigned(made.strides), map(str, made.box)]
+    parts = ("{" + ", ".join(part) + "}" for part in shape)
+    return f"tensor_map({array.name}.device, {made.data_type}, {made.swizzle}, {', '.join(parts)})"
 
 
 def _unsigned(formulas: Sequence[str]) -> list[str]:

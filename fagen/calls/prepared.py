@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import prod
+from operator import mul
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from fagen.plan.plan import STORAGE_BYTES
 from fagen.run import launch
 from fagen.run.emulate import Checker, Memory, Schedule
 from fagen.run.recipe import Packer, Recipe, blocks
-from fagen.run.tensor_map import TensorMap
+from fagen.run.tensor_map import NEAR, TensorMap, geometry
 from fagen.torch_op import Outputs
 
 _MOST_MAPS = 4096  # of a tensor, by its address, before they are forgotten
@@ -78,9 +79,7 @@ def _steps(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(stride if extent != 1 else 0 for extent, stride in zip(shape, strides, strict=True))
 
 
-_FAR_AXES = 2
-"""Of a tensor map: beside rows, columns and panels."""
-_NEAR = 16  # bytes from one position to the next along an axis that has only one
+_EMPTY = 8, 1, 1, 1, 1  # lengths of the map of a tensor without an element: zeros stand for it
 _FEW_BYTES, _FEW = 1 << 18, 4
 
 
@@ -140,25 +139,16 @@ class _Memory:
     def map(self, field: Field) -> Callable[[int], TensorMap]:
         """How the tensor of a field at an address is copied."""
         assert field.source[0] == "map"
-        _, tensor, storage, row, column, rows, panel, boxed = field.source
-        assert storage in ("fp16", "bf16", "fp32")
-        found, bytes_ = self._tensors[tensor], STORAGE_BYTES[storage]
-        columns = found.shape[column]
-        panels = columns // panel if columns % panel == 0 else 1
-        boxed = boxed or panels
-        others = [i for i in reversed(range(len(found.shape))) if i not in (row, column)]
-        axes = [(length_of(found.layout[i], self._sizes), found.steps[i]) for i in (row, *others)]
-        if len(axes) == _FAR_AXES + 2:  # heads in two axes, of a tensor that is contiguous
-            (near, step), (far, far_step) = axes[1:3]
-            axes[1:3] = [(near * far, step if near > 1 else far_step)]
-        axes += [(1, 0)] * (1 + _FAR_AXES - len(axes))
-        if found.empty:
-            columns, panels, axes = 8, 1, [(1, 0)] * (1 + _FAR_AXES)
-        (tall, row_step), *rest = ((length, _NEAR if length == 1 else bytes_ * step) for length, step in axes)
-        lengths = (columns // panels, tall, panels, rest[0][0], rest[1][0])
-        strides = (row_step, bytes_ * panel, rest[0][1], rest[1][1])
-        box = (panel, rows, boxed, 1, 1)
-        return lambda address: TensorMap(address, storage, lengths, strides, box)
+        found = self._tensors[field.source[1]]
+        lengths = [length_of(axis, self._sizes) for axis in found.layout]
+        dimensions = list(zip(lengths, found.steps, strict=True))
+        made = geometry(field.source[2:], dimensions, found.shape[field.source[4]], int, mul)
+        counts = _EMPTY if found.empty else made.lengths
+        row, panel, head, batch = (
+            NEAR if count == 1 else stride for count, stride in zip(counts[1:], made.strides, strict=True)
+        )
+        strides = row, panel, head, batch
+        return lambda address: TensorMap(made.storage, counts, strides, made.box, address)
 
 
 class Prepared:

@@ -6,42 +6,96 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Generic, TypeVar
 
 from fagen.errors import LaunchError, ToolchainError
+from fagen.plan.plan import STORAGE_BYTES, Storage
 
 MAP_BYTES = 128
 """Size and alignment of a map."""
 
+NEAR = 16
+"""Bytes from one position to the next along an axis that has only one."""
+
 _AXES = 5  # column in a panel, row, panel, head, batch
-_ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+_FAR = 2  # of them: head, batch
 _NAMES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}
+
+N = TypeVar("N", int, str)
+"""A number, or the formula of one in C."""
 
 
 @dataclass(frozen=True)
-class TensorMap:
-    """A tensor over five axes: column in a panel, row, panel, head, batch.
+class Geometry(Generic[N]):
+    """How a tensor lies over five axes, column in a panel, row, panel, head, batch, and how it is copied.
 
-    address  of its first element, a multiple of 16
     storage  "fp16", "bf16" or "fp32"
     lengths  of the five axes; outside them a load gives zeros and a store writes nothing
     strides  bytes from one position of axes 1 to 4 to the next, multiples of 16; a column follows the other
-    box      positions of each axis copied at once, up to 256; the first are a panel's row: 32, 64 or 128
-             bytes, whose 16-byte chunks are permuted in shared memory
+    box      positions of each axis copied at once, up to 256; the first are a panel's row
     """
 
-    address: int
-    storage: Literal["fp16", "bf16", "fp32"]
-    lengths: tuple[int, int, int, int, int]
-    strides: tuple[int, int, int, int]
+    storage: Storage
+    lengths: tuple[N, N, N, N, N]
+    strides: tuple[N, N, N, N]
     box: tuple[int, int, int, int, int]
+
+    @property
+    def data_type(self) -> str:
+        """The driver's name of what an element is."""
+        return f"CU_TENSOR_MAP_DATA_TYPE_{_NAMES[self.storage]}"
+
+    @property
+    def swizzle(self) -> str:
+        """The driver's name of how the 16-byte chunks of a panel's row are permuted in shared memory: of one
+        of 32, 64 or 128 bytes."""
+        return f"CU_TENSOR_MAP_SWIZZLE_{STORAGE_BYTES[self.storage] * self.box[0]}B"
+
+
+def geometry(
+    source: tuple[Storage, int, int, int, int, int],
+    dimensions: Sequence[tuple[N, N]],
+    columns: int,
+    number: Callable[[int], N],
+    product: Callable[[N, N], N],
+) -> Geometry[N]:
+    """How a tensor is copied whose ``dimensions`` are lengths and elements from one position to the next.
+
+    ``source`` is what a field of tensor maps says behind the tensor: storage, the dimensions of rows and
+    columns, rows of a box, columns of a panel, panels of a box (0: all). ``number`` makes an N and
+    ``product`` that of two.
+    """
+    storage, row, column, rows, panel, boxed = source
+    bytes_ = STORAGE_BYTES[storage]
+    panels = columns // panel if columns % panel == 0 else 1
+    others: list[int] = [i for i in range(len(dimensions))[::-1] if i not in (row, column)]
+    axes: list[tuple[N, N]] = [dimensions[i] for i in (row, *others)]
+    if len(axes) == _FAR + 2:  # heads in two axes, of a tensor that is contiguous
+        (near, step), (far, far_step) = axes[1:3]
+        axes[1:3] = [(product(near, far), step or far_step)]
+    strided: list[tuple[N, N]] = [(length, product(number(bytes_), step)) for length, step in axes]
+    strided += [(number(1), number(NEAR))] * (_FAR + 1 - len(axes))
+    (tall, row_step), (heads, head_step), (batch, batch_step) = strided
+    return Geometry(
+        storage,
+        (number(columns // panels), tall, number(panels), heads, batch),
+        (row_step, number(bytes_ * panel), head_step, batch_step),
+        (panel, rows, boxed or panels, 1, 1),
+    )
+
+
+@dataclass(frozen=True)
+class TensorMap(Geometry[int]):
+    """A tensor at an ``address``, that of its first element, a multiple of 16."""
+
+    address: int
 
     def for_emulator(self) -> bytes:
         """The map as ``emulator/tma.cuh`` reads it; the address comes first."""
-        element_bytes = _ELEMENT_BYTES[self.storage]
+        element_bytes = STORAGE_BYTES[self.storage]
         sizes = element_bytes * self.box[0], element_bytes
         packed = struct.pack("<Q4q5I5H2H", self.address, *self.strides, *self.lengths, *self.box, *sizes)
         return packed.ljust(MAP_BYTES, b"\0")
@@ -51,7 +105,7 @@ class TensorMap:
 
         Raises ToolchainError without cuda-bindings, LaunchError with the driver's reason.
         """
-        cuda, encode = _encoder(self.box[0], self.storage)
+        cuda, encode = _encoder(self.data_type, self.swizzle)
         wide, narrow = cuda.cuuint64_t, cuda.cuuint32_t
         status, found = encode(
             self.address,
@@ -66,20 +120,19 @@ class TensorMap:
 
 
 @lru_cache(maxsize=8)
-def _encoder(columns: int, storage: str) -> tuple[Any, Callable[..., Any]]:
-    """The driver's functions, and the encoding of maps whose panels have so many columns."""
+def _encoder(data_type: str, swizzle: str) -> tuple[Any, Callable[..., Any]]:
+    """The driver's functions, and the encoding of maps of such elements, permuted so."""
     cuda = driver()
-    swizzle = getattr(cuda.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_ELEMENT_BYTES[storage] * columns}B")
-    data_type = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_NAMES[storage]}")
+    kind = getattr(cuda.CUtensorMapDataType, data_type)
     rest = (
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzle,
+        getattr(cuda.CUtensorMapSwizzle, swizzle),
         cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
 
     def encode(address: int, *shape: Any) -> Any:
-        return cuda.cuTensorMapEncodeTiled(data_type, _AXES, address, *shape, *rest)
+        return cuda.cuTensorMapEncodeTiled(kind, _AXES, address, *shape, *rest)
 
     return cuda, encode
 

@@ -48,6 +48,14 @@ KERNELS: dict[str, dict[str, Any]] = {
         "arch": "sm_90a",
         "family": "sm90",
     },
+    "gradients by warps with roles": {
+        "mask": fg.causal(),
+        "head_dim": 64,
+        "dtype": "bf16",
+        "arch": "sm_90a",
+        "direction": "backward",
+        "family": "sm90",
+    },
     "several": {"program": talking, "head_dim": 32, "sizes": {"e": 4}, "dtype": "fp32", "arch": "sm_80"},
 }
 

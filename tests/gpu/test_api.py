@@ -323,11 +323,22 @@ def test_a_saved_kernel_is_right_by_its_own_check(dtype: str, tmp_path: Path) ->
         dtype=dtype,
         arch=_arch(),
     )
+    _require_right(kernel, tmp_path, [], ["q_len=1", "kv_len=1"], ["q_len=65", "kv_len=0", "batch=1"])
+
+
+def test_a_saved_kernel_of_gradients_is_right_by_its_own_check(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"mask": fg.causal(), "head_dim": 64, "dtype": "bf16", "arch": _arch()}
+    kernel = fg.compile(direction="backward", **asked)
+    _require_right(kernel, tmp_path, [], ["q_len=65", "kv_len=33", "batch=1"])
+
+
+def _require_right(kernel: fg.Kernel, tmp_path: Path, *runs: list[str]) -> None:
+    """Save a kernel, build its program and run it at lengths."""
     kernel.save(tmp_path)
     text = (tmp_path / "main.cu").read_text(encoding="utf-8")
     (command,) = re.findall(r"^//   nvcc (.*) && \./check", text, re.MULTILINE)
     subprocess.run([find_nvcc().path, *command.split()], cwd=tmp_path, check=True, capture_output=True)
-    for lengths in ([], ["q_len=1", "kv_len=1"], ["q_len=65", "kv_len=0", "batch=1"]):
+    for lengths in runs:
         done = subprocess.run(["./check", *lengths], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.endswith("right\n")

@@ -3,7 +3,9 @@
 import ctypes
 import json
 import math
+import operator
 import random
+import re
 import struct
 
 import pytest
@@ -13,6 +15,7 @@ from fagen.compile import Compiled
 from fagen.emit.params import Field, pack
 from fagen.emit.program import Function
 from fagen.run.recipe import Packer, Recipe, blocks, offsets_of
+from fagen.run.tensor_map import geometry
 
 CTYPES = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float, "bool": ctypes.c_bool}
 
@@ -105,3 +108,35 @@ def test_a_recipe_survives_the_way_through_text(parts: dict[str, object]) -> Non
     again = Recipe.from_json(json.loads(json.dumps(recipe.to_json())))
     assert again == recipe
     assert hash(again) == hash(recipe)
+
+
+def test_a_saved_kernel_permutes_panels_by_their_bytes(tmp_path) -> None:
+    """One of fp32 has half the columns."""
+    asked = {"mask": fg.causal(), "head_dim": 64, "dtype": "bf16", "arch": "H200", "family": "sm90"}
+    fg.compile(direction="backward", **asked).save(tmp_path)
+    text = (tmp_path / "main.cu").read_text(encoding="utf-8")
+    assert text.count("CU_TENSOR_MAP_SWIZZLE_") == text.count(" = tensor_map(")
+    pattern = r"DATA_TYPE_(\w+),\s*CU_TENSOR_MAP_SWIZZLE_(\w+),[^;]*\{(\d+), [\d, ]+\}\);"
+    maps = set(re.findall(pattern, text))
+    assert maps == {("BFLOAT16", "128B", "64"), ("FLOAT32", "128B", "32")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "column"), [((200, 80), 0, 1), ((2, 3, 200, 80), 2, 3), ((2, 4, 3, 200, 80), 3, 4)]
+)
+def test_a_tensor_map_in_numbers_is_that_in_formulas(shape, row, column) -> None:
+    steps = [1]
+    for extent in shape[:0:-1]:
+        steps.insert(0, steps[0] * extent)
+    source = "bf16", row, column, 128, 16, 0
+    found = geometry(source, list(zip(shape, steps, strict=True)), 80, int, operator.mul)
+    words = [
+        (f"n{i}", " * ".join([f"n{j}" for j in range(i + 1, len(shape))]) or "1") for i in range(len(shape))
+    ]
+    told = geometry(source, words, 80, str, "{} * {}".format)
+    values = {f"n{i}": extent for i, extent in enumerate(shape)}
+    assert found.lengths == tuple(eval(each, values.copy()) for each in told.lengths)
+    assert found.strides == tuple(eval(each, values.copy()) for each in told.strides)
+    assert found.box == told.box == (16, 128, 5, 1, 1)
+    assert found.lengths[:3] == (16, 200, 5)
+    assert found.swizzle == told.swizzle == "CU_TENSOR_MAP_SWIZZLE_32B"
