@@ -46,7 +46,6 @@ from fagen.plan.warpgroups import (
     PARTS,
     VALUE_BYTES,
     WORKS,
-    group_registers,
     levels,
     padded,
     panel_columns,
@@ -485,7 +484,9 @@ class ForwardRoles(ForwardLoop):
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
-        return group_registers(self.roles, self.brings_values or self.by_warp)
+        registers = self.scope.kernel.registers
+        assert registers is not None
+        return registers
 
 
 def forward_roles(scope: Scope) -> ForwardRoles:
@@ -639,7 +640,7 @@ class _Builder(LoopBuilder):
             (
                 "int",
                 f"CONSUMERS = {roles.consumers}, THREADS = {kernel.threads}",
-                "warpgroups that multiply, and one more",
+                f"warpgroups that multiply, and {'two' if roles.adders else 'one'} more",
             ),
             (
                 "int",

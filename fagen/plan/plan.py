@@ -183,6 +183,8 @@ class KernelPlan:
     ranges: tuple[RangePlan | None, ...]
     """For each walk, what bounds its loop; None where it visits every tile."""
     roles: Roles | None = None
+    registers: tuple[int, int] | None = None
+    """Of a thread of the producer and of a consumer, where warps have roles."""
 
     @property
     def threads(self) -> int:

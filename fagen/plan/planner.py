@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
-from fagen.derive.intervals import RangePlan, ranges, sought
+from fagen.derive.intervals import RangePlan, sought
 from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
 from fagen.derive.walk import Derivation, Note, Stage, Walk
@@ -21,7 +21,7 @@ from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
-from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, stage_roots
+from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, range_of, stage_roots
 from fagen.plan.space import Tiles, shared_tiles
 from fagen.plan.tiling import (
     Ranked,
@@ -346,18 +346,15 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         shared=shared_tiles(counts, tiles),
         ranges=tuple(_range(walk, stage, axis, tiles) if schedule in LOOPS else None for walk in stage.walks),
         roles=tiles.roles,
+        registers=warpgroups.group_registers(tiles.roles, counts.by_warp) if tiles.roles else None,
     )
 
 
 def _range(walk: Walk, stage: Stage, tile_axis: Axis | None, tiles: Tiles) -> RangePlan | None:
-    """What bounds the loop of a walk. Where a block owns one row, that row's position is its tile.
-
-    Warps that search together find several places as fast as they read one value.
-    """
-    if walk.guard is ir.TRUE or walk.stores or stage.walk is None:
-        return None
-    found = ranges(walk.guard, tile_axis or (stage.own[-1] if stage.own else ""), stage.walk)
-    return sought(found) if tiles.tiling == "fragments" else found
+    """What bounds the loop of a walk: warps that search together find several places as fast as they read
+    one value."""
+    found = range_of(walk, stage, tile_axis)
+    return sought(found) if found is not None and tiles.tiling == "fragments" else found
 
 
 def _slower(other: Ranked, best: Ranked) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+from fagen.derive.intervals import RangePlan, ranges
 from fagen.derive.magnitudes import FP16_MAX, largest_weight
 from fagen.derive.walk import Stage, Walk
 from fagen.ir import graph as ir
@@ -169,6 +170,8 @@ class Profile:
     """The one 16-bit type of all that products and weighted sums read; None if it is not one."""
     wide: bool
     """Whether some factor of a weighted sum may be larger than that type holds."""
+    by_warp: bool
+    """Where warps have roles: whether all of one looks for tiles, or brings values of columns."""
 
 
 def _scattered(stage: Stage) -> bool:
@@ -309,7 +312,24 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         scattered=schedule == "product" and _scattered(stage),
         operand=(operand := _operand(stage, stored)),
         wide=operand == "fp16" and largest_weight(stage) > FP16_MAX,
+        by_warp=any(step.levels and step.columns for step in passes)
+        or (schedule in LOOPS and any(_seeks(walk, stage, tile_axis) for walk in stage.walks)),
     )
+
+
+def range_of(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | None:
+    """What bounds the loop of a walk. Where a block owns one row, that row's position is its tile."""
+    if walk.guard is ir.TRUE or walk.stores or stage.walk is None:
+        return None
+    return ranges(walk.guard, tile_axis or (stage.own[-1] if stage.own else ""), stage.walk)
+
+
+def _seeks(walk: Walk, stage: Stage, tile_axis: Axis | None) -> bool:
+    """Whether what is known of each tile, not where several ranges lie, decides which are visited."""
+    found = range_of(walk, stage, tile_axis)
+    if found is None or len(found.ranges) > 1:
+        return False
+    return found.may is not ir.TRUE or found.needs_block_map
 
 
 def own_tiles(walk: Walk) -> list[tuple[Node, Axis]]:

@@ -256,7 +256,7 @@ def misfit(model: Model, tiles: Tiles, least: bool = False) -> str | None:
 def registers_allowed(tiles: Tiles, arch: Arch, counts: Profile) -> int:
     """Registers that a thread may have, one of a consumer where warps have roles."""
     if tiles.roles is not None:
-        return warpgroups.group_registers(tiles.roles, _brings_values(counts))[1]
+        return warpgroups.group_registers(tiles.roles, counts.by_warp)[1]
     return registers_limit(arch, tiles.threads)
 
 
@@ -292,16 +292,11 @@ def _order(ranked: Ranked) -> tuple[float, int, int, str, int]:
     return cost.seconds, cost.shared_bytes, cost.registers, str(ranked.tiles), -ranked.blocks
 
 
-def _brings_values(counts: Profile) -> bool:
-    """Whether a warp of its own brings what is known of each column."""
-    return any(step.levels and step.columns for step in counts.passes)
-
-
 def spare_registers(model: Model, tiles: Tiles, blocks: int) -> int:
     """Registers that a thread may have beyond those it is estimated to need."""
     estimate = model.needs(tiles)[1]
     if tiles.roles is not None:
-        return warpgroups.group_registers(tiles.roles, _brings_values(model.profile))[1] - estimate
+        return warpgroups.group_registers(tiles.roles, model.profile.by_warp)[1] - estimate
     return registers_limit(model.arch, tiles.threads * blocks) - estimate
 
 

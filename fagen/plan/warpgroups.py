@@ -261,11 +261,11 @@ def level_registers(columns: int, levels: Sequence[int], features: Sequence[int]
     return fixed + held + sum(-(-length // 8) * 4 for length in features)
 
 
-def group_registers(roles: Roles, values: bool) -> tuple[int, int]:
-    """Registers of a thread of the producer and of a consumer; a warp that brings ``values`` takes more."""
+def group_registers(roles: Roles, by_warp: bool) -> tuple[int, int]:
+    """Registers of a thread of the producer and of a consumer; all of a warp take more than one of it."""
     if roles.adders:
         return ADDING_REGISTERS[roles.consumers]
-    return SEEKING_REGISTERS[roles.consumers] if values else REGISTERS[roles.consumers]
+    return SEEKING_REGISTERS[roles.consumers] if by_warp else REGISTERS[roles.consumers]
 
 
 def misfit(stage: Stage, problem: Problem, tile_axis: Axis | None) -> str | None:
