@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) backward_0_rowwise(const __gri
 }
 
 namespace backward_1_roles_ {
-  constexpr int CONSUMERS = 2, THREADS = 512;  // warpgroups that multiply, and one more
+  constexpr int CONSUMERS = 2, THREADS = 512;  // warpgroups that multiply, and two more
   constexpr int BLOCK_KV = 128, BLOCK_Q = 64;  // rows of a block, columns of a tile
   constexpr int ROW_STAGES = 1, STAGES = 2;    // buffers of each tile
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
