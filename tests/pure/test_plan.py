@@ -444,3 +444,14 @@ def spares(made: Plan) -> list[int]:
             limit = registers_limit(arch_for(made.problem.arch), kernel.threads * kernel.resident)
             found.append(limit - registers(counts, tiles_of(kernel)))
     return found
+
+
+@pytest.mark.parametrize("mask", [fg.causal(), fg.document(torch.zeros(2, 64, dtype=torch.int32))])
+def test_roles_are_planned_for_the_registers_that_the_text_takes(mask: Any) -> None:
+    """A producer whose whole warp looks for tiles leaves the consumers fewer."""
+    kernel = fg.compile(mask=mask, head_dim=128, dtype="bf16", arch="H100", family="sm90")
+    (made,) = (made for made in kernel.plan.kernels if made.roles is not None)
+    counts = profile(made.stage, made.schedule, made.tile_axis, kernel.plan.problem)
+    allowed = registers_allowed(tiles_of(made), arch_for("H100"), counts)
+    assert counts.by_warp == ("elect_one()) produce(" not in kernel.source)
+    assert re.findall(r"grow_registers<(\d+)>", kernel.source) == [str(allowed)]
