@@ -45,6 +45,8 @@ from fagen.ir.graph import (
 from fagen.ir.names import names_of
 from fagen.ir.stack import room_for
 
+_POSITIONS = frozenset(("q", KEY_AXIS))
+
 Source: TypeAlias = tuple[Literal["argument", "output", "gradient"], int]
 """Where a value of the backward direction comes from: an argument of the program by its position, an output
 of the forward direction or the gradient of one by its place."""
@@ -270,7 +272,7 @@ class _Differentiator:
 def _rows_first(root: Node) -> Node:
     """``root``, which has no positions, with sums over other axes outside of those over keys, so that rows
     are summed as they are computed and no pair of positions is kept."""
-    if {"q", KEY_AXIS} & set(root.axes):
+    if _POSITIONS & set(root.axes):
         return root
     done: dict[Node, Node] = {}
     for node in ir.walk([root]):
@@ -298,7 +300,7 @@ def _by_rows(root: Node, total: Node) -> Node | None:
     a number made of millions of terms rounds less than where ``total`` is made of results that were rounded
     to be stored. None where it stands elsewhere.
     """
-    if {"q", KEY_AXIS} & set(root.axes):
+    if _POSITIONS & set(root.axes):
         return None
     found: dict[Node, Node] = {}
     for node in ir.walk([root]):

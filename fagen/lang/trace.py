@@ -103,7 +103,8 @@ def numbered(
 ) -> tuple[Graph, tuple[int, ...]]:
     """The graph with what captures hold as its last arguments, and which of them those are.
 
-    An axis that a captured table alone has, and is indexed along, goes by a number: its name is for people.
+    An axis that a captured table alone has, and is indexed along, goes by a number, in messages and text too:
+    tables that differ in its name alone are one program.
     """
     below = set(walk(nodes))
     others = {axis for node in below if not isinstance(node, Input) for axis in node.axes}

@@ -5,8 +5,7 @@ import torch
 
 import fagen as fg
 from edges import *  # noqa: F403
-from edges import tensors
-from fagen.plan.arch import arch_for
+from edges import need, tensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 
@@ -24,9 +23,7 @@ def repeats() -> int:
 @pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
 @pytest.mark.parametrize("q_len", [4, 1000])
 def test_two_hundred_calls_of_each_family_give_the_same_bits(family: str, q_len: int, repeats: int) -> None:
-    row = arch_for(torch.cuda.get_device_capability())
-    if family not in row.families:
-        pytest.skip(f"needs a GPU that runs {family}: {row.name} does not")
+    need("cuda", family)
     given = tensors("cuda", torch.bfloat16, batch=2, heads=(8, 2), q_len=q_len, kv_len=1500, head_dim=128)
     parts = {"mask": fg.causal(), "score": fg.softcap(20.0), "return_lse": True, "family": family}
     first = fg.attention(*given, **parts)

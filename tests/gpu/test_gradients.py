@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fagen as fg
+from edges import need
 from public_gradients import *  # noqa: F403
 from sampler import Case, build_all, check_gradients, differentiable, sample
 
@@ -46,15 +47,13 @@ def _built(request: pytest.FixtureRequest) -> None:
     ("family", "case"), [pytest.param(family, case, id=f"{family}-{case}") for family, case in CASES]
 )
 def test_the_gradients_of_the_sample_are_right(family: str, case: Case) -> None:
-    if family == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the family is of compute capability 9.0")
+    need("cuda", family)
     check_gradients(case, "cuda", family)
 
 
 @pytest.fixture(params=["simt", "sm80", "sm90"])
 def family(request: pytest.FixtureRequest) -> str:
-    if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the family is of compute capability 9.0")
+    need("cuda", request.param)
     return str(request.param)
 
 

@@ -556,7 +556,7 @@ def test_a_misused_option_exits_with_2(arguments: list[str], said: str):
 TRUE = shutil.which("true")
 
 
-@pytest.mark.skipif(not TRUE, reason="there is no program true")
+@pytest.mark.skipif(not TRUE, reason="needs a program called true")
 def test_a_compiler_that_makes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAGEN_CXX", str(TRUE))
     x = tensor(1, 1, 3, 8)
