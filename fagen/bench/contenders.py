@@ -117,7 +117,7 @@ def told(error: BaseException, warned: list[warnings.WarningMessage] | None = No
         return NO_ROOM
     if isinstance(error, FagenError):
         return error.sentence
-    reasons = [str(each.message) for each in warned or ()]
+    reasons = [str(each.message) for each in warned or () if issubclass(each.category, UserWarning)]
     text = next((each for each in reasons if "not used because" not in each), "") or str(error)
     line = " ".join(text.split("(Triggered")[0].split()) or type(error).__name__
     return line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."
@@ -170,6 +170,8 @@ def _flex(cell: Cell, inputs: Inputs) -> Ready:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch._dynamo.reset()  # every cell is compiled for its own lengths, however many came before
+    functorch: Any = torch._functorch.config
+    functorch.donated_buffer = False  # or one forward pass serves one backward pass only, and many are timed
     compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     q, k, v = inputs.tensors
     made, options = inputs.made, {"enable_gqa": cell.q_heads != cell.kv_heads}

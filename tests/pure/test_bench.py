@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -364,6 +365,12 @@ def test_flash_attn_is_given_what_it_has(monkeypatch: pytest.MonkeyPatch):
 def test_reasons_are_one_line():
     assert told(UsageError("what", works="do")) == "what; do"
     assert told(RuntimeError("")) == "RuntimeError"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        warnings.warn("an old name", DeprecationWarning, stacklevel=1)
+        warnings.warn("no kernel for this head dim", UserWarning, stacklevel=1)
+    assert told(RuntimeError("no kernel"), warned) == "no kernel for this head dim"
+    assert told(RuntimeError("no kernel"), warned[:1]) == "no kernel"
 
 
 def test_whoever_compiles_is_found_by_name_in_another_process():
