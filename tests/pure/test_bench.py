@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import warnings
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
