@@ -15,7 +15,7 @@ from fagen.export import export
 from fagen.ir.graph import Graph, Input
 from fagen.ir.show import LENGTHS, length_name
 from fagen.lang.attention import attention as attention_graph
-from fagen.lang.expr import Expr, capture
+from fagen.lang.expr import Expr, capture, is_number
 from fagen.lang.program import Options
 from fagen.lang.program import Program as TracedProgram
 from fagen.lang.trace import Traced
@@ -285,7 +285,10 @@ def _by_axis(graph: Graph, lengths: Mapping[str, int]) -> dict[str, int]:
         raise UsageError(
             f"{', '.join(sorted(unknown))} is no length", call="explain", works=f"it takes {', '.join(names)}"
         )
-    found = {names[name]: length for name, length in lengths.items()}
+    for name, length in lengths.items():
+        if not is_number(length, whole=True) or length < 0:
+            raise UsageError(f"{name} is {length!r}", call="explain", works="it is a whole number from 0 on")
+    found = {names[name]: int(length) for name, length in lengths.items()}
     if "q" in found:
         found.setdefault("kv", found["q"])
     if "h" in found:

@@ -102,8 +102,8 @@ def _constant(function: F) -> F:
 
 
 def _program_operator(program: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
-    names, arguments = _names(program.key)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    names, arguments, defaults = _names(program.key)
+    given = {**dict(defaults), **dict(zip(names, args, strict=False)), **kwargs}
     constants = [name for name in given if name not in arguments]
     key = _program_key(program.key, tuple(constants), *[_digits(given[name]) for name in constants])
     return _one(torch_op.through_operator(key, [given[name] for name in arguments]))
@@ -143,10 +143,11 @@ keep_outside([_outside])
 
 
 @_constant
-def _names(key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The parameters of a program, and those of them that are arguments of its kernels."""
+def _names(key: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """The parameters of a program, those that are arguments of its kernels, and the defaults of these."""
     signature = named(key).signature
-    return signature.names, tuple(argument.name for argument in signature.arguments)
+    arguments = tuple(argument.name for argument in signature.arguments)
+    return signature.names, arguments, tuple(signature.defaults.items())
 
 
 @_constant

@@ -64,6 +64,16 @@ def _many(op: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda *args: reduce(op, args)
 
 
+def _floordiv(x: Tensor, y: Tensor) -> Tensor:
+    """Integers, rounded down; by 0 it is 0, as in the kernels."""
+    return torch.where(y == 0, 0, torch.div(x, torch.where(y == 0, 1, y), rounding_mode="floor"))
+
+
+def _mod(x: Tensor, y: Tensor) -> Tensor:
+    """The remainder of integers, with the sign of ``y``; by 0 it is 0, as in the kernels."""
+    return torch.where(y == 0, 0, torch.remainder(x, torch.where(y == 0, 1, y)))
+
+
 _MEANING: dict[str, Callable[..., Tensor]] = {
     "add": _many(torch.add),
     "mul": torch.mul,
@@ -71,8 +81,8 @@ _MEANING: dict[str, Callable[..., Tensor]] = {
     "div": torch.div,
     "quotient": _quotient,
     "finite": _finite,
-    "floordiv": lambda x, y: torch.div(x, y, rounding_mode="floor"),
-    "mod": torch.remainder,
+    "floordiv": _floordiv,
+    "mod": _mod,
     "minimum": torch.minimum,
     "maximum": torch.maximum,
     "abs": torch.abs,

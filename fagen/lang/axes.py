@@ -37,9 +37,11 @@ def check_name(axis: object, where: str = "") -> Axis:
     """``axis`` if it can name one."""
     inside = f" in {where!r}" if where and where != axis else ""
     if not isinstance(axis, str) or not _NAME.fullmatch(axis):
+        named = str(axis) if not isinstance(axis, str) and _NAME.fullmatch(str(axis)) else ""
+        names = f"use {', '.join(STANDARD)} or a word of your own in small letters"
         raise UsageError(
             f"{axis!r}{inside} is no axis name",
-            works=f"use {', '.join(STANDARD)} or a word of your own in small letters",
+            works=f"an axis is named by a string, {named!r}" if named else names,
         )
     if axis == "g":
         raise UsageError(

@@ -92,6 +92,13 @@ def is_tensor(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Number)
 
 
+def table_axes(value: object) -> tuple[object, ...]:
+    """The axes of a declared or captured table, the lengths of a tensor; none of anything else."""
+    if isinstance(value, Expr):
+        return value.node.layout if isinstance(value.node, Input) else ()
+    return tuple(value.shape) if is_tensor(value) else ()  # type: ignore[attr-defined]
+
+
 def shown(value: object) -> str:
     """A value as a message shows it, a tensor by its shape."""
     return f"a tensor of shape {tuple(value.shape)}" if is_tensor(value) else repr(value)  # type: ignore[attr-defined]
@@ -164,14 +171,20 @@ def _const(value: float | int | bool) -> Const:
     return Const(value)
 
 
+def _integer(x: int | bool) -> Const:
+    if not -(2**63) <= x < 2**63:
+        raise fault(f"{x} is no integer of 64 bits", works=f"as a floating-point number it is {float(x):g}")
+    return _const(x)
+
+
 def constant(x: Any) -> Const:
     """A Python number as a constant of the source."""
     kind = x.__class__
     if kind is int or kind is bool:
-        return _const(x)
+        return _integer(x)
     if kind is not float:
         if is_number(x, whole=True):
-            return _const(int(x))
+            return _integer(int(x))
         if not is_number(x):
             _refuse(x)
         x = float(x)
@@ -311,6 +324,9 @@ class Expr:
 
     def __pow__(self, other: object) -> NoReturn:
         raise fault(f"{describe(self.node)} stands before **", works="write x * x, or fg.exp(y * fg.log(x))")
+
+    def __xor__(self, other: object) -> NoReturn:
+        raise fault(f"{describe(self.node)} stands before ^", works="write (a & ~b) | (~a & b)")
 
     def __neg__(self) -> Expr:
         return Expr(_neg(self.node), self.captures)

@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fagen.ir.graph import TRUE
-from fagen.lang.expr import Expr, Value, b, capture, fault, is_number, is_tensor, kv, q, size
+from fagen.lang.expr import (
+    Expr,
+    Value,
+    b,
+    capture,
+    fault,
+    is_number,
+    is_tensor,
+    kv,
+    q,
+    shown,
+    size,
+    table_axes,
+)
 from fagen.lang.library import labelled
 from fagen.lang.ops import maximum, minimum
 
@@ -59,7 +72,7 @@ def prefix_lm(prefix: Any) -> Expr:
 @labelled
 def document(ids: Any) -> Expr:
     """Keys of the query's own document; ``ids`` is the document of each position, (S,) or (B, S)."""
-    table, row = _by_position(ids, "ids")
+    table, row = _by_position("document", "ids", ids)
     return table[(*row, q)] == table[(*row, kv)]
 
 
@@ -71,7 +84,7 @@ def document_lengths(lengths: Any) -> Expr:
     """
     if not is_tensor(lengths) or len(lengths.shape) not in (1, 2):
         raise fault(
-            f"document_lengths: lengths is {lengths!r}", works="it is an integer tensor (n,) or (B, n)"
+            f"document_lengths: lengths is {shown(lengths)}", works="it is an integer tensor (n,) or (B, n)"
         )
     import torch
 
@@ -79,7 +92,7 @@ def document_lengths(lengths: Any) -> Expr:
     count = int(ends.max()) + 1 if ends.numel() else 1
     positions = torch.arange(count, device=lengths.device, dtype=ends.dtype)
     ids = torch.searchsorted(ends, positions.expand(*ends.shape[:-1], count).contiguous(), right=True)
-    table, row = _by_position(ids.to(torch.int32), "ids", promise=True)
+    table, row = _by_position("document_lengths", "ids", ids.to(torch.int32), promise=True)
     return table[(*row, q)] == table[(*row, kv)]
 
 
@@ -102,7 +115,7 @@ def dilated(window: Value, step: Value) -> Expr:
 @labelled
 def global_tokens(flags: Any) -> Expr:
     """Pairs of which one is global: it sees all and is seen by all; ``flags`` is bool, (S,) or (B, S)."""
-    table, row = _by_position(flags, "flags")
+    table, row = _by_position("global_tokens", "flags", flags)
     return _true(table[(*row, q)]) | _true(table[(*row, kv)])
 
 
@@ -148,18 +161,20 @@ def block_diffusion(length: int, block: int) -> Expr:
 @labelled
 def padding(lengths: Any) -> Expr:
     """Keys before the length of their sequence; ``lengths`` is an integer tensor (B,)."""
-    if not is_tensor(lengths):
+    if not is_tensor(lengths) and not isinstance(lengths, Expr):
         raise fault(f"padding: lengths is {lengths!r}", works="it is an integer tensor (B,)")
-    return kv < capture(lengths, "b", name="lengths")
+    return kv < (lengths if isinstance(lengths, Expr) else capture(lengths, "b", name="lengths"))
 
 
-def _by_position(table: Any, name: str, promise: bool = False) -> tuple[Expr, tuple[Expr, ...]]:
+def _by_position(call: str, name: str, table: Any, promise: bool = False) -> tuple[Expr, tuple[Expr, ...]]:
     """A table over positions, of one sequence or of each in a batch, and the index of the sequence."""
-    if not is_tensor(table) or len(table.shape) not in (1, 2):
-        raise fault(f"{name} is {table!r}", works="it is a tensor (S,) or (B, S)")
-    if len(table.shape) == 1:
-        return capture(table, "position", promise, name=name), ()
-    return capture(table, "b position", promise, name=name), (b,)
+    dimensions = len(table_axes(table))
+    if dimensions not in (1, 2):
+        raise fault(f"{call}: {name} is {shown(table)}", works="it is a tensor (S,) or (B, S)")
+    row = (b,) if dimensions == 2 else ()
+    if isinstance(table, Expr):
+        return table, row
+    return capture(table, "b position" if row else "position", promise, name=name), row
 
 
 def _true(flag: Expr) -> Expr:

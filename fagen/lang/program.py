@@ -28,11 +28,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a program: ``arguments`` of its kernels, and ``constants`` with their defaults."""
+    """The parameters of a program: ``arguments`` of its kernels, and ``constants`` with their defaults.
+
+    ``defaults`` are those of arguments.
+    """
 
     names: tuple[str, ...]
     arguments: Arguments
     constants: Mapping[str, Any]
+    defaults: Mapping[str, Any]
 
 
 P = TypeVar("P", bound="Program")
@@ -112,6 +116,8 @@ class Program:
         else:
             given, constants = args, {}
         traced = self.trace(**constants)
+        if signature.defaults and self.signature is not signature:  # they may have changed
+            given, _ = _match(self.name, self.signature, args, kwargs)
         return traced.graph, given + traced.captured
 
     def _trace(self, constants: Mapping[str, Any]) -> Traced:
@@ -174,6 +180,7 @@ def _read_signature(name: str, function: Callable[..., Any]) -> Signature:
         raise UsageError("its parameters cannot be read", call=name, works="write it with def") from None
     arguments: list[Input | Scalar] = []
     constants: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for label, parameter in shape.parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             raise UsageError(
@@ -184,15 +191,15 @@ def _read_signature(name: str, function: Callable[..., Any]) -> Signature:
             arguments.append(Input(label, len(arguments), kind.layout, kind.stored, False))
         elif isinstance(kind, ScalarType):
             arguments.append(Scalar(label, len(arguments), kind.stored))
-        elif parameter.default is not inspect.Parameter.empty:
-            constants[label] = parameter.default
-        else:
+        elif parameter.default is inspect.Parameter.empty:
             raise UsageError(
                 f"the parameter {label} declares no axes and has no default",
                 call=name,
                 works=f'write {label}: fg.Tensor["b h q d"], {label}: fg.Scalar, or {label}=0 for a constant',
             )
-    return Signature(tuple(shape.parameters), tuple(arguments), constants)
+        if parameter.default is not inspect.Parameter.empty:
+            (constants if kind is None else defaults)[label] = parameter.default
+    return Signature(tuple(shape.parameters), tuple(arguments), constants, defaults)
 
 
 def _match(
@@ -208,6 +215,7 @@ def _match(
             what = "was given twice" if label in values else "is unknown"
             raise UsageError(f"the argument {label} {what}", call=name, works=f"it takes {', '.join(names)}")
         values[label] = value
+    values = {**signature.defaults, **values}
     missing = [argument.name for argument in signature.arguments if argument.name not in values]
     if missing:
         raise UsageError(

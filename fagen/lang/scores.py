@@ -6,7 +6,20 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from fagen.errors import DtypeError
-from fagen.lang.expr import Expr, Value, capture, fault, h, is_number, is_tensor, kv, q, scalar, size
+from fagen.lang.expr import (
+    Expr,
+    Value,
+    capture,
+    fault,
+    h,
+    is_number,
+    is_tensor,
+    kv,
+    q,
+    scalar,
+    size,
+    table_axes,
+)
 from fagen.lang.library import labelled
 from fagen.lang.ops import exp2, tanh
 
@@ -31,21 +44,25 @@ def softcap(cap: Value, exact: bool = False) -> Score:
 @labelled
 def alibi(slopes: Any = None) -> Score:
     """``s + slope * (kv - q)``, the slopes (H,) given or ``2 ** (-8 (h + 1) / H)`` (Press et al. 2022)."""
-    if slopes is not None:
-        slope = capture(slopes, "h", name="slopes")
-    else:
+    if slopes is None:
         slope = exp2((h + 1) * (-8.0 / size("h")))
+    else:
+        slope = slopes if isinstance(slopes, Expr) else capture(slopes, "h", name="slopes")
     return lambda s: s + slope * (kv - q)
 
 
 @labelled
 def relative_bias(table: Any) -> Score:
     """``s + table[h, q - kv + n - 1]``, a table (H, 2n - 1) of learned biases by distance; clamped beyond."""
-    if not is_tensor(table) or len(table.shape) != 2 or table.shape[1] % 2 == 0:
+    axes = table_axes(table)
+    if len(axes) != 2 or (is_tensor(table) and table.shape[1] % 2 == 0):
         shape = tuple(table.shape) if is_tensor(table) else table
         raise fault(f"relative_bias: the table is {shape!r}", works="it is a tensor (H, 2n - 1)")
-    bias = capture(table, "h distance", name="bias")
-    centre = scalar(int(table.shape[1]) // 2, name="centre")
+    if isinstance(table, Expr):
+        bias, centre = table, size(str(axes[1])) // 2
+    else:
+        bias = capture(table, "h distance", name="bias")
+        centre = scalar(int(table.shape[1]) // 2, name="centre")
     return lambda s: s + bias[h, q - kv + centre]
 
 

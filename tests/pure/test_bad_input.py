@@ -197,6 +197,26 @@ CALLS = {
         UsageError,
         "q stands before **; write x * x, or fg.exp(y * fg.log(x))",
     ),
+    "either of two masks": (
+        lambda: fg.causal() ^ fg.chunked(4),
+        UsageError,
+        "kv <= q + kv_len - q_len stands before ^; write (a & ~b) | (~a & b)",
+    ),
+    "an integer that no kernel holds": (
+        lambda: fg.kv < 10**30,
+        UsageError,
+        f"{10**30} is no integer of 64 bits; as a floating-point number it is 1e+30",
+    ),
+    "an axis that is no string": (
+        lambda: fg.sum(fg.q + fg.kv, over=fg.kv),
+        UsageError,
+        "kv is no axis name; an axis is named by a string, 'kv'",
+    ),
+    "lengths below nothing": (
+        lambda: fg.compile(mask=fg.causal(), head_dim=64).explain(batch=-1),
+        UsageError,
+        "explain: batch is -1; it is a whole number from 0 on",
+    ),
     "a product of matrices": (
         lambda: fg.q @ fg.kv,
         UsageError,

@@ -310,6 +310,19 @@ def test_a_default_is_a_constant_of_the_program():
     assert values == (1, 2, 3)
 
 
+def test_an_argument_may_have_a_default():
+    @fg.program
+    def program(q: Q, k: K, v: V, strength: fg.Scalar = 0.5):
+        return fg.dot(fg.softmax(strength * fg.dot(q, k, over="d")), v, over="kv")
+
+    assert program.bind((1, 2, 3), {})[1] == (1, 2, 3, 0.5)
+    assert program.bind((1, 2, 3, 4.0), {})[1] == (1, 2, 3, 4.0)
+    assert program.bind((1, 2, 3), {"strength": 4.0})[1] == (1, 2, 3, 4.0)
+    assert program.bind((1, 2), {"v": 3})[1] == (1, 2, 3, 0.5)
+    program.function.__defaults__ = (0.25,)
+    assert program.bind((1, 2, 3), {})[1] == (1, 2, 3, 0.25)
+
+
 def test_code_that_is_exchanged():
     def function():
         return 128

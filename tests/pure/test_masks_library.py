@@ -5,7 +5,9 @@ import torch
 
 import fagen as fg
 from fagen.errors import UsageError
+from fagen.ir.graph import Input
 from fagen.ir.reference import evaluate_nodes
+from fagen.lang.expr import Expr
 from masks import MASKS, dense, tables_of
 
 
@@ -82,6 +84,27 @@ def test_tables_for_each_sequence_of_a_batch():
         assert torch.equal(shown.expand(2, 4, 4), expected.expand(2, 4, 4)), mask
 
 
+def test_a_declared_table_stands_for_a_captured_one():
+    ids, lengths = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 2]]), torch.tensor([1, 3])
+    sizes = {"b": 2, "q": 4, "kv": 4}
+
+    def value(mask, tables):
+        (found,) = evaluate_nodes([mask.node], tables, sizes)
+        return found
+
+    for build, table, layout in (
+        (fg.document, ids, ("b", "kv")),
+        (fg.document, ids[1], ("kv",)),
+        (fg.global_tokens, ids, ("b", "q")),
+        (fg.padding, lengths, ("b",)),
+        (fg.prefix_lm, lengths, ("b",)),
+    ):
+        declared = Input("table", 3, layout, "int", False)
+        captured = build(table)
+        expected = value(captured, tables_of(captured))
+        assert torch.equal(value(build(Expr(declared)), {declared: table}), expected), build
+
+
 def test_lengths_of_documents_are_a_sorted_table_and_what_follows_is_apart():
     mask = fg.document_lengths(torch.tensor([2, 0, 1]))
     (table,) = tables_of(mask)
@@ -120,7 +143,12 @@ def test_labels_read_as_the_call():
         (lambda: fg.chunked(0), "chunked: size is 0; it is 1 or more"),
         (lambda: fg.dilated(3, 0), "dilated: step is 0; it is 1 or more"),
         (lambda: fg.prefix_lm("4"), "prefix_lm: prefix is '4'; it is a whole number"),
-        (lambda: fg.document([0, 1]), r"ids is \[0, 1\]; it is a tensor \(S,\) or \(B, S\)"),
+        (lambda: fg.document([0, 1]), r"document: ids is \[0, 1\]; it is a tensor \(S,\) or \(B, S\)"),
+        (lambda: fg.document(fg.q), r"document: ids is q; it is a tensor \(S,\) or \(B, S\)"),
+        (
+            lambda: fg.global_tokens(torch.zeros(2, 3, 4)),
+            r"global_tokens: flags is a tensor of shape \(2, 3, 4\); it is a tensor \(S,\) or \(B, S\)",
+        ),
         (
             lambda: fg.document_lengths([3, 4]),
             r"document_lengths: lengths is \[3, 4\]; it is an integer tensor",

@@ -265,6 +265,13 @@ def test_integers_divide_as_python_does():
         assert remainder.tolist() == [i % step for i in range(-9, 10)]
 
 
+def test_an_integer_divided_by_nothing_is_0_as_in_the_kernels():
+    step = fg.scalar(0)
+    (held,) = step.captures
+    nodes = [((fg.q - 2) // step).node, ((fg.q - 2) % step).node]
+    assert [x.tolist() for x in evaluate_nodes(nodes, {held.node: 0}, {"q": 5})] == [[0] * 5] * 2
+
+
 def test_indices_are_clamped_into_the_table_and_gradients_add_up_there():
     table = torch.arange(4.0, dtype=torch.float64, requires_grad=True)
     held = fg.capture(table, "r")

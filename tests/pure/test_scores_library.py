@@ -62,6 +62,20 @@ def test_relative_bias_of_another_length_is_the_same_program():
     assert len(graphs) == 1
 
 
+def test_declared_tables_stand_for_captured_ones():
+    slopes, table = torch.tensor([0.5, -0.25, 0.0, 3.0]), torch.randn(H, 7)
+
+    @fg.program
+    def program(q: fg.Tensor["b h q d"], k: fg.Tensor["b hk kv d"], a: fg.Tensor["h"], t: fg.Tensor["h n"]):
+        return fg.relative_bias(t)(fg.alibi(a)(fg.dot(q, k, over="d")))
+
+    q, k = torch.randn(1, H, Q_LEN, 5), torch.randn(1, H, KV_LEN, 5)
+    (found,) = evaluate(program.trace().graph, (q, k, slopes, table))
+    places = (ROWS - COLUMNS + 3).clamp(0, 6)
+    expected = q.double() @ k.double().mT + slopes.double()[:, None, None] * (COLUMNS - ROWS)
+    torch.testing.assert_close(found, expected + table.double()[:, places])
+
+
 @pytest.mark.parametrize("t", [2.0, torch.tensor(2.0), torch.tensor([1.0, 2.0, 4.0, 0.5])])
 def test_temperature(t):
     before, after = scored(fg.temperature(t))
