@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
-from fagen.derive.bounded import interval
 from fagen.derive.running import old
-from fagen.derive.signs import at_least_one, positive
+from fagen.derive.signs import Bounds, positive
 from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.unscale import common_factor, differences
 from fagen.derive.walk import Stage, State
-from fagen.ir.graph import MINUS_INF, ONE, Const, Map, Node, Symbol
+from fagen.ir.graph import MINUS_INF, ONE, Map, Node, Symbol
 
 FP16_MAX = 65504.0
 
@@ -20,35 +17,17 @@ class Magnitudes:
 
     def __init__(self) -> None:
         self._maxima: dict[Symbol, tuple[Node, Node]] = {}
+        self._bounds = Bounds(self.nonpositive)
 
     def add_maximum(self, state: State, guard: Node) -> None:
         """A state that is the maximum of its value wherever ``guard`` holds."""
         self._maxima[state.symbol] = state.value, guard
+        self._bounds = Bounds(self.nonpositive)
 
     def largest(self, x: Node) -> float:
         """A bound on the size of ``x``, infinite where none is proven."""
-        low, high = interval(x)
-        if math.isnan(low) or math.isnan(high):  # of infinities of both signs
-            return self._largest(x)
-        return min(max(-low, high), self._largest(x))
-
-    def _largest(self, x: Node) -> float:
-        if not isinstance(x, Map):
-            return math.inf
-        if x.op in ("exp", "exp2"):
-            return 1.0 if self.nonpositive(x.args[0]) else math.inf
-        sizes = [self.largest(arg) for arg in x.args]
-        if x.op == "where":
-            return max(sizes[1:])
-        if x.op in ("neg", "abs", "maximum", "minimum"):
-            return max(sizes)
-        if x.op == "add":
-            return sum(sizes)
-        if x.op == "mul":
-            return math.prod(sizes) if all(sizes) else 0.0
-        if x.op == "div" and (at_least_one(x.args[1]) or isinstance(x.args[1], Const)):
-            return sizes[0] / (abs(float(x.args[1].value)) if isinstance(x.args[1], Const) else 1.0)
-        return math.inf
+        low, high = self._bounds.of(x)
+        return max(-low, high)
 
     def nonpositive(self, exponent: Node) -> bool:
         """Whether a running or finished maximum is taken from a value it is the maximum of."""

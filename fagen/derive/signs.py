@@ -1,7 +1,8 @@
-"""What is proven of the value of an expression: its sign, and how it moves with a part of it."""
+"""What is proven of the value of an expression: bounds, its sign, and how it moves with a part of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import TypeAlias
@@ -11,6 +12,121 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import MINUS_INF, Const, Contract, Map, Node, Reduce
 
 Slope: TypeAlias = tuple[float, float]
+Interval: TypeAlias = tuple[float, float]
+
+_ANY: Interval = (-math.inf, math.inf)
+_UNIT: Interval = (-1.0, 1.0)
+_FROM_ZERO: Interval = (0.0, math.inf)
+_UP_TO_UNIT = frozenset(("tanh", "tanh_fast", "erf", "sin", "cos"))
+
+
+class Bounds:
+    """Two numbers between which the value of an expression lies for all finite inputs, if it is no NaN.
+
+    ``nonpositive`` says of which exponents more is known than they show.
+    """
+
+    def __init__(self, nonpositive: Callable[[Node], bool] = lambda _: False) -> None:
+        self._nonpositive = nonpositive
+        self._known: WeakKeyDictionary[Node, Interval] = WeakKeyDictionary()
+
+    def of(self, x: Node) -> Interval:
+        """The bounds of ``x``; infinities where none are seen."""
+        found = self._known.get(x)
+        if found is None:
+            low, high = self._of(x)
+            found = self._known[x] = (low, high) if low <= high else _ANY  # infinities of both signs met
+        return found
+
+    def _of(self, x: Node) -> Interval:
+        if isinstance(x, Const):
+            return float(x.value), float(x.value)
+        if x.kind == "bool":
+            return 0.0, 1.0
+        if isinstance(x, ir.Size | ir.Index | ir.Random):
+            return _FROM_ZERO
+        if isinstance(x, Reduce):
+            low, high = self.of(x.x)
+            if x.op == "max":  # of nothing it is -inf
+                return -math.inf, high
+            return _FROM_ZERO if low >= 0 else _ANY
+        if isinstance(x, Contract):
+            return _FROM_ZERO if min(self.of(x.x)[0], self.of(x.y)[0]) >= 0 else _ANY
+        return self._map(x) if isinstance(x, Map) else _ANY
+
+    def _map(self, x: Map) -> Interval:
+        if x.op in _UP_TO_UNIT:
+            return _UNIT
+        parts = [self.of(arg) for arg in x.args]
+        (low, high), (least, most) = parts[0], parts[-1]
+        if x.op == "where":
+            return min(parts[1][0], least), max(parts[1][1], most)
+        if x.op == "neg":
+            return -high, -low
+        if x.op == "add":
+            return sum(part[0] for part in parts), sum(part[1] for part in parts)
+        if x.op == "maximum":
+            return max(low, least), max(high, most)
+        if x.op == "minimum":
+            return min(low, least), min(high, most)
+        if x.op == "finite":  # 0 for -inf
+            return min(low, 0.0), max(high, 0.0)
+        if x.op == "abs":
+            return max(low, -high, 0.0), max(-low, high)
+        if x.op in ("exp", "exp2"):
+            high = min(high, 0.0) if self._nonpositive(x.args[0]) else high
+            return _power(x.op, low), _power(x.op, high)
+        if x.op == "mul" and len(parts) == 2:
+            low, high = _product((low, high), (least, most))
+            return (max(low, 0.0), high) if x.args[0] is x.args[1] else (low, high)
+        if x.op in ("div", "quotient"):
+            return _divided(x.op, (low, high), (least, most))
+        if x.op in ("sqrt", "rsqrt") and high >= 0:
+            low, high = math.sqrt(max(low, 0.0)), math.sqrt(high)
+            return (low, high) if x.op == "sqrt" else (_inverse(high), _inverse(low))
+        if x.op in ("log", "log2"):
+            return (0.0 if low >= 1 else -math.inf), math.inf
+        if x.op in ("to_float", "to_int", "floor"):
+            return (math.floor(low) if math.isfinite(low) else low), high
+        return _ANY
+
+
+def _product(x: Interval, y: Interval) -> Interval:
+    corners = [a * b if a and b else 0.0 for a in x for b in y]
+    return min(corners), max(corners)
+
+
+def _divided(op: str, x: Interval, y: Interval) -> Interval:
+    if y[0] < 0 <= y[1]:
+        return _ANY
+    low, high = _product(x, (_inverse(y[1]), _inverse(y[0])))
+    if op == "quotient" and y[0] == 0:  # where the divisor is 0, so is the quotient
+        return min(low, 0.0), max(high, 0.0)
+    return low, high
+
+
+def _inverse(x: float) -> float:
+    return 1.0 / x if x else math.inf
+
+
+def _power(base: str, exponent: float) -> float:
+    try:
+        return math.exp(exponent) if base == "exp" else 2.0**exponent
+    except OverflowError:
+        return math.inf
+
+
+interval = Bounds().of
+
+
+def nonnegative(x: Node) -> bool:
+    """Whether ``x`` is proven to be at least 0 (or NaN)."""
+    return interval(x)[0] >= 0
+
+
+def at_least_one(x: Node) -> bool:
+    """Whether ``x`` is proven to be 1 or more (or NaN)."""
+    return interval(x)[0] >= 1
 
 
 def _remembered(prove: Callable[[Node], bool]) -> Callable[[Node], bool]:
@@ -28,38 +144,9 @@ def _remembered(prove: Callable[[Node], bool]) -> Callable[[Node], bool]:
 
 
 @_remembered
-def nonnegative(x: Node) -> bool:
-    """Whether ``x`` is proven to be at least 0 (or NaN)."""
-    if isinstance(x, Const):
-        return x.value >= 0
-    if isinstance(x, ir.Size | ir.Index | ir.Random) or x.kind == "bool":
-        return True
-    if isinstance(x, Reduce):
-        return x.op == "sum" and nonnegative(x.x)  # the maximum of nothing is -inf
-    if isinstance(x, Contract):
-        return nonnegative(x.x) and nonnegative(x.y)
-    if isinstance(x, Map):
-        if x.op in ("exp", "exp2", "sqrt", "rsqrt", "abs"):
-            return True
-        if x.op == "mul" and x.args[0] is x.args[1]:
-            return True
-        if x.op == "maximum":
-            return any(map(nonnegative, x.args))
-        if x.op in ("log", "log2"):
-            return at_least_one(x.args[0])
-        if x.op in ("add", "mul", "div", "quotient", "minimum", "finite", "to_float", "to_int", "floor"):
-            return all(map(nonnegative, x.args))
-        if x.op == "where":
-            return nonnegative(x.args[1]) and nonnegative(x.args[2])
-    return False
-
-
-@_remembered
 def positive(x: Node) -> bool:
     """Whether ``x`` is proven to be above 0 (or NaN), the length of an axis being at least 1."""
-    if isinstance(x, Const):
-        return x.value > 0
-    if isinstance(x, ir.Size):
+    if interval(x)[0] > 0 or isinstance(x, ir.Size):
         return True
     if isinstance(x, Map):
         if x.op in ("exp", "exp2"):
@@ -72,23 +159,6 @@ def positive(x: Node) -> bool:
             return any(map(positive, x.args))
         if x.op == "where":
             return positive(x.args[1]) and positive(x.args[2])
-    return False
-
-
-@_remembered
-def at_least_one(x: Node) -> bool:
-    """Whether ``x`` is proven to be 1 or more (or NaN)."""
-    if isinstance(x, Const):
-        return x.value >= 1
-    if isinstance(x, Map):
-        if x.op == "add":
-            return any(map(at_least_one, x.args)) and all(map(nonnegative, x.args))
-        if x.op in ("exp", "exp2"):
-            return nonnegative(x.args[0])
-        if x.op == "maximum":
-            return any(map(at_least_one, x.args))
-        if x.op in ("mul", "sqrt", "to_float", "minimum"):
-            return all(map(at_least_one, x.args))
     return False
 
 

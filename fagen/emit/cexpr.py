@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fagen.derive.bounded import interval
 from fagen.derive.extent import LENGTH, Extent, Extents, bits
+from fagen.derive.signs import interval
 from fagen.derive.unscale import differences
 from fagen.emit.code import (
     AND,
