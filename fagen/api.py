@@ -323,7 +323,8 @@ def _lengths(
     found = {}
     for axis in sorted(feature_axes(graph)):
         length = given.get(axis)
-        name = length_name(axis) if axis in ("d", "dv") else f"sizes={{{axis!r}: ...}}"
+        by_name = f"sizes={{{axis!r}: ...}}, or --let {axis}=... on the command line"
+        name = length_name(axis) if axis in ("d", "dv") else by_name
         if length is None:
             raise UsageError(
                 f"the length of the axis {axis} is not given", call="compile", works=f"give {name}"

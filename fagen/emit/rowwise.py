@@ -29,7 +29,7 @@ VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
-class StateText:
+class LaneState:
     """A state of a lane."""
 
     name: str
@@ -45,11 +45,11 @@ class StateText:
 
 
 @dataclass(frozen=True)
-class Phase:
+class LanePhase:
     """States that are updated together, and what their values need."""
 
     statements: Sequence[Statement]
-    states: tuple[StateText, ...]
+    states: tuple[LaneState, ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RowWalk:
     guard: str | None
     """Elements of which it does not hold are passed over."""
     comment: str
-    phases: tuple[Phase, ...]
+    phases: tuple[LanePhase, ...]
     stored: Sequence[Statement]
     stores: tuple[StoreText, ...]
     joins: Sequence[Statement]
@@ -93,7 +93,7 @@ class RowWalk:
         return any(re.search(rf"\b{name}\b", text) for text in texts)
 
     @property
-    def states(self) -> list[StateText]:
+    def states(self) -> list[LaneState]:
         """All of its states, in order."""
         return [state for phase in self.phases for state in phase.states]
 
@@ -187,7 +187,7 @@ class _Builder:
         for level in range(1 + max(levels.values(), default=-1)):
             at = ELEMENT._replace(phase=level)
             states = tuple(
-                StateText(
+                LaneState(
                     name=state.symbol.name,
                     op=state.op,
                     initial="-INFINITY" if state.op == "max" else "0.0f",
@@ -200,7 +200,7 @@ class _Builder:
                 for state, its in levels.items()
                 if its == level
             )
-            phases.append(Phase(split.at(at), states))
+            phases.append(LanePhase(split.at(at), states))
         of_stores = {**self.leaves, **{table: inside[table] for table in reads}}
         stored, stores = self.stores(walk.stores, of_stores, ELEMENT, width)
         for state in walk.states:

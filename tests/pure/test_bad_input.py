@@ -457,7 +457,7 @@ OF_PROGRAMS = {
     "wrong_axis": "wrong_axis: dot is over dv, an axis that q[b,h,q,d] does not have; its axes: b h q d",
     "without_v": "without_v: no output depends on the argument v[b,hk,kv,dv]; use it, or leave it out of",
     "unknown_mask": "{path}, line 19: AttributeError: module 'fagen' has no attribute 'causl'",
-    "other_axis": "compile: the length of the axis page is not given; give ",
+    "other_axis": "compile: the length of the axis page is not given; give sizes={{'page': ...}}, or --let ",
     "undeclared": "undeclared: the parameter q declares no axes and has no default; write q: ",
     "number": "--program: number of {path} is 3; it is a function, marked with @fg.program",
     "none": "--program: {path} has no none; its programs are wrong_axis, without_v, unknown_mask, other_axis",
