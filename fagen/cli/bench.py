@@ -143,6 +143,8 @@ def bench(
                 f"--figure {figure} has contenders of its own", works="leave --family, --peer out"
             )
         if figure == "overhead":
+            if model_only:
+                raise UsageError("no model predicts --figure overhead", works="leave --model-only out")
             _figure_overhead(json)
         _figure_length(given, protocol, workers, arch if model_only else None, json, plot)
     from fagen.bench.lineup import PLANNERS_CHOICE, own, peers
@@ -301,8 +303,8 @@ def _require_writable(json: Path | None, plot: Path | None) -> None:
         require(plot)
 
 
-def _needs_gpu(what: str) -> Any:
-    """The GPU that is measured."""
+def _needs_gpu(what: str, predicted: bool = False) -> Any:
+    """The GPU that is measured; ``predicted``: a model says what it would show."""
     import torch
 
     from fagen.errors import ToolchainError
@@ -310,7 +312,8 @@ def _needs_gpu(what: str) -> Any:
     if not torch.cuda.is_available():
         raise ToolchainError(
             f"{what} needs a GPU, and torch sees none",
-            works="--model-only says what the cost model predicts; fagen doctor says what is missing",
+            works=("--model-only says what the cost model predicts; " if predicted else "")
+            + "fagen doctor says what is missing",
         )
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -325,7 +328,7 @@ def _measured(
     protocol: Protocol,
     workers: int | None,
 ) -> Report:
-    device = _needs_gpu("bench")
+    device = _needs_gpu("bench", predicted=True)
     from fagen.bench.measure import measure
     from fagen.bench.report import Report
     from fagen.bench.stopwatch import GpuStopwatch

@@ -115,6 +115,7 @@ def test_what_is_given_replaces_what_the_grid_has():
         (["--peer", "flash,me"], "--peer: 'me' is not known; there are flash, cudnn"),
         (["--figure", "width"], "--figure is 'width'; it is length or overhead"),
         (["--figure", "length", "--peer", "flash"], "--figure length has contenders of its own"),
+        (["--figure", "overhead", "--model-only"], "no model predicts --figure overhead"),
         (["--tune", "--plot", "x.png"], "--tune measures fagen's plans alone"),
         (["--tune", "--direction", "backward"], "--tune measures forward plans, and --direction is backward"),
         (["--plot", "x.gif"], "--plot: x.gif is no picture's name; it ends with .png or .svg"),
@@ -126,11 +127,17 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("arguments", [[], ["--tune"], ["--figure", "length"], ["--figure", "overhead"]])
-def test_without_a_gpu_it_says_so(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("arguments", "predicted"),
+    [([], True), (["--tune"], False), (["--figure", "length"], True), (["--figure", "overhead"], False)],
+)
+def test_without_a_gpu_it_says_so(
+    arguments: list[str], predicted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     told = mistake("bench", *arguments)
-    assert " needs a GPU, and torch sees none; --model-only says what the cost model predicts" in told
+    model = "--model-only says what the cost model predicts; " if predicted else ""
+    assert told.endswith(f" needs a GPU, and torch sees none; {model}fagen doctor says what is missing")
     assert not list(tmp_path.iterdir())
 
 
