@@ -58,7 +58,8 @@ def program(function: Callable[..., Any]) -> Program:
     """Make a program of a function whose parameters declare their axes: ``q: fg.Tensor["b h q d"]``.
 
     It is traced when first used, and again only where a closure cell, a default or a global it reads has
-    changed.
+    changed. Axes of a result lie in the order of the first tensor argument, ``dv`` in the place of ``d`` and
+    axes of your own before positions.
     """
     return Program(function)
 
