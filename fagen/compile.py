@@ -28,7 +28,7 @@ from fagen.ir.graph import OPEN_AXES, Axis, Graph, Input, Node, Scatter, walk
 from fagen.ir.show import show, show_graph
 from fagen.plan.arch import arch_for
 from fagen.plan.cost import tiles_of
-from fagen.plan.plan import Plan, Problem, Rejected, Storage
+from fagen.plan.plan import GROUP_AXIS, Plan, Problem, Rejected, Storage
 from fagen.plan.planner import plans
 from fagen.plan.profile import output_storages
 from fagen.plan.space import Tiles
@@ -444,7 +444,9 @@ def problem_of(
     features = feature_axes(graph)
     fixed = tuple(sorted((axis, length) for axis, length in sizes.items() if axis in features))
     classes = () if open_lengths else length_classes(graph, fixed, sizes, arch_for(arch))
-    return Problem(graph, arch, family, fixed, inputs, classes, deterministic=deterministic)
+    few = (GROUP_AXIS not in features) and "few" in dict(classes).values()
+    group = sizes.get(GROUP_AXIS, 1) if few else 1
+    return Problem(graph, arch, family, fixed, inputs, classes, group=group, deterministic=deterministic)
 
 
 def backward_of(problem: Problem) -> tuple[Problem, Gradient]:

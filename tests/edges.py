@@ -705,3 +705,59 @@ def test_what_can_not_fit_is_refused_before_anything_is_built(
         fg.attention(*given)
     with pytest.raises(PlanError, match=r"family"):
         fg.attention(*tensors(device), family="abacus")
+
+
+# ------------------------------------------------------------------------------------- 8. few queries a head
+
+
+def _own_document(q: Q, k: K, v: V, ids: fg.Tensor["b kv", int]) -> Any:  # type: ignore[valid-type]
+    """The last query stands at the last key."""
+    own = ids[fg.b, fg.q + fg.size("kv") - fg.size("q")] == ids[fg.b, fg.kv]
+    weights = fg.softmax(fg.where(own, fg.dot(q, k, over="d"), -fg.inf), over="kv")
+    return fg.dot(weights, v, over="kv")
+
+
+few_by_family = pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
+
+
+def few(device: str, family: str, group: int, q_len: int, kv_len: int = 150) -> tuple[Tensor, Tensor, Tensor]:
+    """One kernel serves all lengths of a group."""
+    need(device, family)
+    dtype = torch.float32 if family == "simt" else torch.float16
+    shape = {"batch": 2, "heads": (2 * group, 2), "q_len": q_len, "kv_len": kv_len, "head_dim": 16}
+    return tensors(device, dtype, **shape)
+
+
+@few_by_family
+def test_heads_of_a_group_share_tiles_and_keep_their_own_scores(device: str, family: str) -> None:
+    """Slopes, sinks and random numbers are those of the head; the window ends at the last key."""
+    sink = torch.linspace(-2, 2, 8, device=device)
+    parts = {"score": fg.alibi(), "mask": fg.sliding_window(90, 0), "sink": sink, "dropout": 0.3}
+    for q_len in (1, 3, 5, 18):
+        given = few(device, family, 4, q_len)
+        torch.manual_seed(q_len)
+        seed = int(draw_seed(given[0].device))
+        torch.manual_seed(q_len)
+        outputs = fg.attention(*given, **parts, return_lse=True, family=family)
+        require(outputs, traced_attention(**parts, return_lse=True), given, seed)
+
+
+@few_by_family
+def test_heads_of_a_group_share_tiles_under_a_mask_of_documents(device: str, family: str) -> None:
+    ids = (torch.arange(150, device=device) // 40).to(torch.int32).expand(2, 150)
+    own_document = fg.program(_own_document).options(family=family)
+    for q_len in (2, 5):
+        given = (*few(device, family, 8, q_len), ids)
+        require(own_document(*given), own_document.trace(), given)
+
+
+@few_by_family
+@pytest.mark.parametrize("group", [3, 8])
+def test_any_group_may_be_one_of_few_queries(device: str, family: str, group: int) -> None:
+    """Of three heads some rows of a tile are nobody's; positions may lie before heads in memory."""
+    for q_len in (1, 4):
+        given = few(device, family, group, q_len)
+        attend(given, mask=fg.causal(), family=family)
+        turned = [each.transpose(1, 2) for each in given]
+        outputs = fg.attention(*turned, mask=fg.causal(), layout="bshd", family=family)
+        require(outputs.transpose(1, 2), traced_attention(mask=fg.causal()), given)

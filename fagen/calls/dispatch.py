@@ -35,7 +35,7 @@ from fagen.ir.graph import Axis, Graph, Input, Scalar
 from fagen.ir.show import length_name
 from fagen.lang.program import Options
 from fagen.plan.arch import arch_for
-from fagen.plan.plan import Problem, Storage
+from fagen.plan.plan import GROUP_AXIS, Problem, Storage
 from fagen.plan.profile import output_storages
 from fagen.torch_op import Callee, Outputs, Run
 
@@ -479,7 +479,8 @@ def _check_kernel(kernel: Compiled, values: Values, sizes: Mapping[Axis, int]) -
                 call=kernel.name,
                 works="convert it, or compile a kernel for it",
             )
-    for axis, length in problem.sizes:
+    group = [(GROUP_AXIS, problem.group)] if problem.group > 1 else []
+    for axis, length in (*problem.sizes, *group):
         if sizes[axis] != length:
             raise UsageError(
                 f"{length_name(axis)} is {sizes[axis]}, and the kernel was compiled for {length}",

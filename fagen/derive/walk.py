@@ -33,6 +33,7 @@ Rule: TypeAlias = Literal[
     "partials",
     "nothing to stream",
     "materialise",
+    "group",
 ]
 
 

@@ -19,7 +19,7 @@ from fagen.derive.unscale import gathered, unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Product, State, Walk
 from fagen.emit.cexpr import FIRST_COLUMN, Lowering
-from fagen.emit.code import AND, COLUMN, ELEMENT, ROW, SUM, Code, Place, Split, Statement, Variable
+from fagen.emit.code import AND, COLUMN, ELEMENT, PRODUCT, ROW, SUM, Code, Place, Split, Statement, Variable
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
@@ -54,7 +54,7 @@ from fagen.ir.graph import (
     Symbol,
 )
 from fagen.plan.layout import nearest
-from fagen.plan.plan import STORAGE_BYTES, SharedTile, Storage
+from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, SharedTile, Storage
 from fagen.plan.space import VECTOR
 
 FEW_SUMS = 32
@@ -146,12 +146,15 @@ class LoopBuilder:
             Index(self.walk_axis): self.scope.codes.leaf(axis_name(self.walk_axis), "int32", COLUMN)
         }
         if self.row_axis is not None:
-            leaves[Index(self.row_axis)] = self.scope.codes.leaf(
-                f"row.{axis_name(self.row_axis)}", "int32", ROW
-            )
+            leaves |= self.row_leaves(self.row_axis, ROW)
         for symbol, text in self.finished.items():
             leaves[symbol] = self.scope.codes.leaf(text, "float", ROW)
         return leaves
+
+    def row_leaves(self, axis: Axis, place: Place) -> dict[Node, Code]:
+        """Positions of a thread's row along ``axis``, and of its head where a tile has several."""
+        axes = (axis, *([GROUP_AXIS] if self.kernel.group > 1 else []))
+        return {Index(each): self.scope.codes.leaf(f"row.{axis_name(each)}", "int32", place) for each in axes}
 
     def lowering(self, leaves: dict[Node, Code], alone: bool = False) -> Lowering:
         """Expressions of a thread's element, where a column may lie past the end: it is read at the last one.
@@ -190,7 +193,13 @@ class LoopBuilder:
         scope, shared = self.scope, self.shared[record]
         row_axis = self.row_axis if side == "own" else self.walk_axis
         leaves: dict[Node, Code] = {Index(columns): scope.codes.leaf(axis_name(columns), "int32", ELEMENT)}
-        if row_axis is not None:
+        shared_rows = side == "own" and self.kernel.group > 1
+        if row_axis is not None and shared_rows:
+            group = scope.length(GROUP_AXIS)
+            position = f"block.{row_axis}_start + i / {group}"
+            leaves[Index(row_axis)] = scope.codes.leaf(position, "int32", ELEMENT, SUM)
+            leaves[Index(GROUP_AXIS)] = scope.codes.leaf(f"i % {group}", "int32", ELEMENT, PRODUCT)
+        elif row_axis is not None:
             leaves[Index(row_axis)] = scope.codes.leaf(axis_name(row_axis), "int32", ELEMENT)
         lower = scope.lowering(leaves)
         code = lower(node)
@@ -209,7 +218,7 @@ class LoopBuilder:
             name=self._tile_name(name, shared),
             rows=rows,
             row_axis=row_axis,
-            row_name=axis_name(row_axis) if row_axis is not None and row_axis in node.axes else "",
+            row_name=_row_name(node, row_axis, shared_rows),
             column_axis=columns,
             length=length,
             width=self._width(columns, width, size, length),
@@ -221,7 +230,7 @@ class LoopBuilder:
             by_rows=row_axis is not None and nearest(node, row_axis, columns) == row_axis,
             plain=plain_read(node, code, split, storage, row_axis, columns),
             storage=shared.storage,
-            vectors=storage == shared.storage and self.aligned(node, row_axis, columns),
+            vectors=storage == shared.storage and not shared_rows and self.aligned(node, row_axis, columns),
             of_sum=side.startswith("operand"),
         )
         self.tiles[key] = made
@@ -641,7 +650,7 @@ class LoopBuilder:
         row = Place(row=True, phase=AFTER)
         leaves = self.thread_leaves()
         if self.row_axis is not None:
-            leaves[Index(self.row_axis)] = codes.leaf(f"row.{axis_name(self.row_axis)}", "int32", row)
+            leaves |= self.row_leaves(self.row_axis, row)
         features: dict[Node, Axis] = {
             s.symbol: s.features[0] for walk in self.stage.walks for s in walk.states if s.features
         }
@@ -695,12 +704,20 @@ class LoopBuilder:
 
     # ---------------------------------------------------------------------------------------------- constants
 
+    def rows_text(self) -> str:
+        """``NAME = value`` of the rows of a block, and of the positions they are."""
+        own = rows_name(self.kernel)
+        rows = f"{own} = {self.kernel.block_own}"
+        if self.kernel.group == 1 or self.row_axis is None:
+            return rows
+        return f"{rows}, {block_name(self.row_axis)} = {own} / {self.scope.length(GROUP_AXIS)}"
+
     def constants(self) -> list[tuple[str, str, str]]:
         """(type, ``NAME = value``, comment) of each, those of a line in one entry."""
         kernel = self.kernel
         own = rows_name(kernel)
         walk = block_name(self.walk_axis)
-        blocks = [f"{own} = {kernel.block_own}"] if own != "1" else []
+        blocks = [self.rows_text()] if own != "1" else []
         found = [
             (
                 "int",
@@ -726,6 +743,13 @@ class LoopBuilder:
         if at:
             found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))
         return found
+
+
+def _row_name(node: Node, row_axis: Axis | None, shared: bool) -> str:
+    """What the row of an element of a tile is called; empty where all are the same."""
+    if shared:
+        return "i" if {row_axis, GROUP_AXIS} & set(node.axes) else ""
+    return axis_name(row_axis) if row_axis is not None and row_axis in node.axes else ""
 
 
 def _solved(condition: Node, column: Node) -> tuple[bool, Node] | None:

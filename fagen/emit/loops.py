@@ -111,7 +111,7 @@ class _Loop:
     def prepared(self, op: str, node: Node, axes: Sequence[Axis]) -> Code:
         """What an earlier kernel computed of a tile; of a single row it is the value itself."""
         kernel = self.scope.kernel
-        blocks = {kernel.stage.walk: kernel.block_walk, kernel.tile_axis: kernel.block_own}
+        blocks = {kernel.stage.walk: kernel.block_walk, kernel.tile_axis: kernel.positions}
         tiles = tuple((axis, blocks[axis]) for axis in axes if axis in blocks)
         tensor = self.scope.parameters.prepared(op, node, tiles)
         if tensor is None:

@@ -10,7 +10,7 @@ from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.scope import Scope, block_name
 from fagen.ir.graph import TRUE, Axis, Input, Map, Output, Symbol
 from fagen.ir.show import LENGTHS, join_heads, with_axes
-from fagen.plan.plan import Plan
+from fagen.plan.plan import GROUP_AXIS, Plan
 from fagen.plan.profile import LOOPS
 
 _AXES = {
@@ -31,7 +31,7 @@ _COLUMN = 60
 def head(plan: Plan, scopes: Iterable[Scope], version: str) -> list[str]:
     """The lines of the comment at the head of a file."""
     problem = plan.problem
-    sizes = ", ".join(f"{LENGTHS.get(axis, axis)} {size}" for axis, size in problem.sizes)
+    sizes = ", ".join(f"{LENGTHS.get(axis, axis)} {size}" for axis, size in plan.sizes)
     stored = " ".join(dict.fromkeys(problem.inputs))
     made = ", ".join(part for part in (f"family {plan.family}", sizes, stored) if part)
     lines = [f"{problem.graph.name}: {problem.graph.direction}, {made}", f"emitted by fagen {version}", ""]
@@ -54,7 +54,10 @@ def pseudocode(scope: Scope) -> list[str]:
     kernel = scope.kernel
     stage = unscaled(kernel.stage) if kernel.schedule in LOOPS else kernel.stage
     grid = join_heads(kernel.grid_axes)
-    tile = [f"{block_name(kernel.tile_axis)} rows {kernel.tile_axis}"] if kernel.tile_axis is not None else []
+    tile = []
+    if kernel.tile_axis is not None:
+        heads = f" of all {GROUP_AXIS}" if kernel.group > 1 else ""
+        tile = [f"{block_name(kernel.tile_axis)} rows {kernel.tile_axis}{heads}"]
     places = [*grid, *tile]
     lines = [f"for each {_listed(places)} (a block):" if places else "one block:"]
     for axis in stage.outer:

@@ -31,7 +31,7 @@ Source: TypeAlias = (
     | tuple[Literal["length"], Axis]
     | tuple[Literal["scalar"], int]
     | tuple[Literal["seed"]]
-    | tuple[Literal["map"], TensorId, Storage, int, int, int, int, int]
+    | tuple[Literal["map"], TensorId, Storage, int, int, int, int, int, int]
     | tuple[Literal["counter"]]
     | tuple[Literal["section"], Axis, int, int]
 )
@@ -44,7 +44,7 @@ length  of an axis of the program
 scalar  the argument at a position
 seed    the address of a 64-bit seed
 map     how a tensor is copied in boxes: its storage, the places of its row and its column axis, rows of a
-        box, columns of a panel
+        box, columns of a panel, panels of a box (0: all of them), heads whose rows lie side by side in it
 counter the address of a number that is 0 before and after a launch, and no other launch's
 section how many positions of the grid's axes share a cache, each reading so many bytes for each position
         along an axis; 0 bytes: one
@@ -192,7 +192,7 @@ class Parameters:
 
     def __init__(self, plan: Plan) -> None:
         graph = plan.problem.graph
-        self._sizes = dict(plan.problem.sizes)
+        self._sizes = dict(plan.sizes)
         self._arguments = len(graph.arguments)
         self._scalars: list[Scalar] = [a for a in graph.arguments if isinstance(a, Scalar)]
         self._constants: dict[Node, Constant] = {}
@@ -262,14 +262,21 @@ class Parameters:
         return "p.seed"
 
     def map(
-        self, tensor: Tensor, rows: Axis, columns: Axis, box_rows: int, panel: int, panels: int = 0
+        self,
+        tensor: Tensor,
+        rows: Axis,
+        columns: Axis,
+        box_rows: int,
+        panel: int,
+        panels: int = 0,
+        heads: int = 1,
     ) -> str:
         """The parameter that says how a tensor is copied in boxes of so many panels; 0: of all of them."""
         places = tensor.layout.index(rows), tensor.layout.index(columns)
         number = 0
         while True:
             name = f"{tensor.name}_map{number or ''}"
-            box = box_rows, panel, panels
+            box = box_rows, panel, panels, heads
             field = Field(name, "TensorMap", ("map", tensor.id, tensor.storage, *places, *box))
             if self._maps.setdefault(name, field) == field:
                 return f"p.{name}"
@@ -316,7 +323,8 @@ class Parameters:
             if field.source[0] == "map":
                 tensor = self.tensors[field.source[1]]
                 called = f"  {tensor.called}" if tensor.called else ""
-                box = f"in boxes of {field.source[5]} rows"
+                *_, rows, _, _, heads = field.source
+                box = f"in boxes of {rows} rows" + (f" of {heads} heads" if heads > 1 else "")
                 lines.append(f"TensorMap {field.name};  // {tensor.shape}{called}, {box}")
         for tensor in self.tensors.values():
             mine = [

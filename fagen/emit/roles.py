@@ -37,7 +37,7 @@ from fagen.emit.texts import (
 )
 from fagen.ir import graph as ir
 from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Input, Map, Node
-from fagen.plan.plan import STORAGE_BYTES, Roles
+from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, Roles
 from fagen.plan.space import CHUNK
 from fagen.plan.warpgroups import (
     ADDER_REGISTERS,
@@ -86,6 +86,8 @@ class CopyText:
     """The parameter that says how its tensor lies."""
     others: tuple[str, ...]
     """Positions along the other axes of the tensor, the nearest first."""
+    first: tuple[str, ...] = ()
+    """The first head, where rows of several lie side by side."""
 
     @property
     def name(self) -> str:
@@ -94,7 +96,8 @@ class CopyText:
 
     def at(self, row: str) -> str:
         """Where a copy from row ``row`` on lies in the tensor."""
-        return ", ".join([row, *self.others, *["0"] * (2 - len(self.others))])
+        places = [*self.first, row, *self.others]
+        return ", ".join([*places, *["0"] * (3 - len(places))])
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,16 @@ class ForwardRoles(ForwardLoop):
         if not self.parts or self.row_axis is None:
             return full
         return f"{full} && block.{self.row_axis}_start + {rows} <= {self.length(self.row_axis)}"
+
+    @property
+    def of_consumer(self) -> str:
+        """Positions that a consumer owns."""
+        return f"{GROUP_ROWS} / {self.length(GROUP_AXIS)}" if self.shared else f"{GROUP_ROWS}"
+
+    @property
+    def before_next(self) -> str:
+        """From a consumer's first position to its last."""
+        return f"{self.of_consumer} - 1" if self.shared else f"{GROUP_ROWS - 1}"
 
     def visit_of(self, ring: str) -> str:
         """Where a tile is announced."""
@@ -629,7 +642,7 @@ class _Builder(LoopBuilder):
         kernel, roles = self.kernel, self.kernel.roles
         assert roles is not None
         assert self.row_axis is not None
-        own, walk = block_name(self.row_axis), block_name(self.walk_axis)
+        walk = block_name(self.walk_axis)
         at = {tile.name: tile.address for tile in kernel.shared}
         addresses = dict(self.addresses)
         for name, constant in _PLACES.items():
@@ -644,7 +657,7 @@ class _Builder(LoopBuilder):
             ),
             (
                 "int",
-                f"{own} = {kernel.block_own}, {walk} = {kernel.block_walk}",
+                f"{self.rows_text()}, {walk} = {kernel.block_walk}",
                 "rows of a block, columns of a tile",
             ),
             ("int", f"ROW_STAGES = {roles.own_stages}, STAGES = {roles.stages}", "buffers of each tile"),
@@ -702,7 +715,9 @@ class _Builder(LoopBuilder):
             sums = [tuple(copy for copy in every if copy.name not in first)]
         outs = self.outs(loop)
         # a result may leave through the place of the rows it was made from
-        staged = len(outs) == 1 and kernel.roles.own_stages == 2 and bool(own) and not made
+        staged = (
+            len(outs) == 1 and kernel.roles.own_stages == 2 and bool(own) and not made and kernel.group == 1
+        )
         if staged:
             sizes = [padded(self._size(tile.column_axis)) for tile in (outs[0].tile, own[0].tile)]
             staged = sizes[0] <= sizes[1]
@@ -781,12 +796,18 @@ class _Builder(LoopBuilder):
         assert tile.row_axis is not None
         others = [a for a in tensor.layout if a not in (tile.row_axis, tile.column_axis)]
         lower = self.scope.lowering({})
+        heads = self.kernel.group if tile.own else 1
+        first: list[str] = []
+        if heads > 1:  # rows of heads beside each other
+            others.remove("h")
+            first, rows = [f"{lower.position('hk').form} * {self.scope.length(GROUP_AXIS)}"], rows // heads
         of = ", ".join([tensor.storage, str(GROUP_ROWS) if tile.own else tile.rows, tile.length])
         return CopyText(
             tile=tile,
             kind=f"{tile.name}Tile",
             panels=f"Panels<{of}{f', {panel}' if panel != 64 else ''}>",
-            map=self.scope.parameters.map(tensor, tile.row_axis, tile.column_axis, rows, panel),
+            map=self.scope.parameters.map(tensor, tile.row_axis, tile.column_axis, rows, panel, heads=heads),
+            first=tuple(first),
             others=tuple(lower.position(axis).form for axis in reversed(others)),
         )
 

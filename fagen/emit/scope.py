@@ -66,7 +66,7 @@ class Surroundings:
         self.parameters = parameters
         fast = "fp32" not in plan.problem.inputs
         exact = not is_16_bit(plan.problem)
-        self.expressions = Expressions(parameters, dict(plan.problem.sizes), fast, limits, exact)
+        self.expressions = Expressions(parameters, dict(plan.sizes), fast, limits, exact)
         self.codes = self.expressions.codes
         self.splitter = Splitter(flat)
         self.block: list[Statement] = []

@@ -12,7 +12,7 @@ from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name, said
 from fagen.ir.graph import Axis
 from fagen.plan.cost import tiles_of
-from fagen.plan.plan import KernelPlan
+from fagen.plan.plan import GROUP_AXIS, KernelPlan
 from fagen.plan.space import groups
 
 ON_TENSOR_CORES = ("fragments", "warpgroups")
@@ -389,6 +389,22 @@ class ForwardLoop:
         return rows_name(self.scope.kernel)
 
     @property
+    def positions(self) -> str:
+        """Positions of the row axis that a block owns."""
+        return block_name(self.row_axis) if self.row_axis is not None else self.own
+
+    @property
+    def shared(self) -> bool:
+        """Whether the rows of a position are heads of a group."""
+        return self.scope.kernel.group > 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last rows of a block are no whole group."""
+        kernel = self.scope.kernel
+        return kernel.block_own % kernel.group > 0
+
+    @property
     def one_row(self) -> bool:
         """Whether only the first of a block's rows is there: tensor cores take no fewer than sixteen."""
         return self.row_axis is None and self.own != "1"
@@ -464,7 +480,9 @@ class ForwardLoop:
         return self.scope.length(axis)
 
     def first_of(self, tile: TileText) -> str:
-        """The position of a tile's first row."""
+        """The position of a tile's first row; of rows of a group, its number in the block."""
+        if tile.own and self.shared:
+            return "0"
         return (
             f"block.{self.row_axis}_start"
             if tile.own and self.row_axis
@@ -473,6 +491,9 @@ class ForwardLoop:
 
     def length_of(self, tile: TileText) -> str:
         """How many rows a tile could have."""
+        if tile.own and self.shared and tile.row_axis is not None:
+            left = f"{self.length(tile.row_axis)} - block.{self.row_axis}_start"
+            return f"minimum({self.positions}, {left}) * {self.length(GROUP_AXIS)}"
         return self.length(tile.row_axis) if tile.row_axis is not None else "1"
 
     def update_parameters(self, walk: WalkText) -> list[str]:
@@ -565,7 +586,9 @@ class ForwardLoop:
         """Fields of a row that ``text`` says; a state starts as what nothing was summed to."""
         own = []
         if self.row_axis is not None:
-            own = [Variable("int32", self.row_name)]
+            own = [
+                Variable("int32", name) for name in (self.row_name, *([GROUP_AXIS] if self.shared else []))
+            ]
         own.append(Variable("bool", "inside"))
         states = [
             Variable(
@@ -590,6 +613,6 @@ class ForwardLoop:
 
 def rows_name(kernel: KernelPlan) -> str:
     """The constant that says how many rows a block has."""
-    if kernel.tile_axis is not None:
+    if kernel.tile_axis is not None and kernel.group == 1:
         return block_name(kernel.tile_axis)
-    return "BLOCK_ROWS" if kernel.tiling in ON_TENSOR_CORES else "1"
+    return "BLOCK_ROWS" if kernel.group > 1 or kernel.tiling in ON_TENSOR_CORES else "1"

@@ -22,7 +22,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Scalar
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
-from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan, Problem, Roles, Tiling
+from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, KernelPlan, Plan, Problem, Roles, Tiling
 from fagen.plan.profile import LOOPS, Access, Lengths, Profile, Slots, profile, stage_roots
 from fagen.plan.space import (
     CHUNK,
@@ -157,10 +157,11 @@ class Model:
         axes, profile = set(slots.axes), self.profile
         if profile.walk_axis not in axes:
             return None
-        loops = {*profile.grid_axes, profile.tile_axis, profile.walk_axis, profile.feature_axis}
+        rows = {profile.tile_axis, *([GROUP_AXIS] if profile.group > 1 else [])}
+        loops = {*profile.grid_axes, *rows, profile.walk_axis, profile.feature_axis}
         inner = axes - loops - {*profile.outer}
         length = prod(self.lengths[axis] for axis in inner)
-        flags = profile.tile_axis in axes, profile.feature_axis in axes, bool(inner)
+        flags = not rows.isdisjoint(axes), profile.feature_axis in axes, bool(inner)
         return slots.issue, slots.special, *flags, length
 
     # ------------------------------------------------------------------------------------------------ time
@@ -168,7 +169,11 @@ class Model:
     def blocks(self, tiles: Tiles) -> int:
         """Blocks of the launch."""
         wide = ceil_div(self.features, tiles.block_feature) if self.profile.feature_axis else 1
-        return self.groups * ceil_div(self.own, tiles.block_own) * wide
+        return self.groups * self._tall(tiles) * wide
+
+    def _tall(self, tiles: Tiles) -> int:
+        """Tiles of all rows at one position of the grid's axes."""
+        return ceil_div(self.own, tiles.block_own // self.profile.group)
 
     def tile(self, number: int, tiles: Tiles, resident: int) -> TileCost:
         """The cost of a tile of walk ``number``."""
@@ -368,7 +373,7 @@ class Model:
         alone = tiles.tiling == "element" or profile.schedule == "rowwise"
         again = {axis: self.lengths[axis] for axis in profile.grid_axes}
         if profile.tile_axis:
-            again[profile.tile_axis] = self.own if alone else ceil_div(self.own, tiles.block_own)
+            again[profile.tile_axis] = self.own if alone else self._tall(tiles)
         if profile.feature_axis:
             share = 1 if alone else tiles.block_feature
             again[profile.feature_axis] = ceil_div(self.features, share)
@@ -395,7 +400,7 @@ class Model:
 
     def added(self, tiles: Tiles) -> int:
         """Bytes that are added to in memory, beyond what is written once."""
-        rows = self.groups * ceil_div(self.own, tiles.block_own) * self.walked
+        rows = self.groups * self._tall(tiles) * self.walked
         sums = ((step.partials, part) for step, part in zip(self.profile.passes, self.live, strict=False))
         return int(sum(4 * rows * sum(features) * part for features, part in sums))
 
@@ -415,7 +420,7 @@ class Model:
                 if profile.schedule == "product"
                 else sum((*step.terms, *step.weighted, *step.partials))
             )
-            flops += int(2 * self.groups * self.own * self.walked * inner * part)
+            flops += int(2 * self.groups * profile.group * self.own * self.walked * inner * part)
             exp_ops += int(sum(map(special, step.slots)) * part)
         exp_ops += sum(map(special, profile.slots))
 
@@ -521,7 +526,7 @@ def _live_part(bounds: RangePlan | None, kernel: KernelPlan, lengths: Lengths) -
     sizes = {bounds.own_axis: 1, **lengths}
     own, walked = (
         round_up(max(block, ceil_div(sizes[axis], MOST_TILES)), block)
-        for axis, block in ((bounds.own_axis, kernel.block_own), (bounds.walk_axis, kernel.block_walk))
+        for axis, block in ((bounds.own_axis, kernel.positions), (bounds.walk_axis, kernel.block_walk))
     )
     fixed = dict.fromkeys((*kernel.grid_axes, *kernel.stage.outer), 0)
     rows = live_tiles(bounds.guard, bounds.own_axis, bounds.walk_axis, sizes, own, walked, fixed=fixed)
@@ -533,7 +538,7 @@ def cost_of(
     kernel: KernelPlan, problem: Problem, lengths: Lengths, arch: Arch, live: tuple[float, ...] | None = None
 ) -> Cost:
     """`Model.cost` of a kernel of a plan."""
-    counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, problem)
+    counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, problem, kernel.group)
     return Model(counts, lengths, arch, live).cost(tiles_of(kernel), kernel.resident)
 
 

@@ -69,7 +69,7 @@ def interpret_plan(
 ) -> tuple[Tensor, ...]:
     """The outputs of a plan's program, its kernels run in turn with their own tiles; see `interpret`."""
     cuts = [
-        Cut(kernel.stage, kernel.tile_axis, kernel.block_own, max(kernel.block_walk, 1))
+        Cut(kernel.stage, kernel.tile_axis, kernel.positions, max(kernel.block_walk, 1))
         for kernel in plan.kernels
     ]
     return _run(cuts, plan.problem.graph, inputs, seed, watch)

@@ -13,6 +13,8 @@ from fagen.derive.streaming import Fusion
 from fagen.derive.walk import Note, Stage
 from fagen.ir.graph import Axis, Graph, Input, Node
 
+GROUP_AXIS: Axis = "g"
+
 Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool", "uint8"]
 """How the elements of a tensor lie in memory; a bool is one byte."""
 
@@ -57,6 +59,9 @@ class Problem:
     multiples of 16 bytes; empty: all are."""
     outputs: tuple[Storage, ...] = ()
     """How each output is stored; empty: fp32 for row statistics, else as the first tensor with features."""
+    group: int = 1
+    """Query heads of a key head, where a call has so few rows that those of a group may share tiles, which
+    are then compiled for so many; else 1, for any number of them."""
     deterministic: bool = False
     """Whether gradients too are summed in a fixed order, so that they are the same bits in every run; results
     of the forward direction always are."""
@@ -144,7 +149,7 @@ class Roles:
 class KernelPlan:
     """One kernel: a stage, the schedule that runs it, and its tiles.
 
-    A block owns ``block_own`` positions of ``tile_axis`` (None: a single row) at one position of each of
+    A block owns ``block_own`` rows, positions of ``tile_axis`` (None: a single row) at one position of each of
     ``grid_axes``, and walks ``block_walk`` positions of the walk axis at a time (of a stage that only maps
     elements: of its last own axis, which is then neither a grid axis nor the tile axis). ``rows`` x
     ``columns`` threads share a tile:
@@ -185,6 +190,14 @@ class KernelPlan:
     roles: Roles | None = None
     registers: tuple[int, int] | None = None
     """Of a thread of the producer and of a consumer, where warps have roles."""
+    group: int = 1
+    """Query heads of a key head that share the rows of a tile: row r is position ``r / group`` of
+    ``tile_axis`` at position ``r % group`` of the group axis, which is then no axis of the grid."""
+
+    @property
+    def positions(self) -> int:
+        """Positions of ``tile_axis`` that a block owns."""
+        return self.block_own // self.group
 
     @property
     def threads(self) -> int:
@@ -204,7 +217,7 @@ class KernelPlan:
         them."""
         blocks = dict.fromkeys(self.grid_axes, 1)
         if self.tile_axis is not None:
-            blocks[self.tile_axis] = self.block_own
+            blocks[self.tile_axis] = self.positions
         if self.feature_axis is not None:
             blocks[self.feature_axis] = self.block_feature
         return blocks
@@ -286,3 +299,9 @@ class Plan:
     features."""
     notes: tuple[Note, ...]
     rejected: tuple[Rejected, ...]
+
+    @property
+    def sizes(self) -> tuple[tuple[Axis, int], ...]:
+        """Lengths that its text is made for: those of the problem, and of the group where tiles share it."""
+        groups = {kernel.group for kernel in self.kernels} - {1}
+        return (*self.problem.sizes, *((GROUP_AXIS, group) for group in groups))

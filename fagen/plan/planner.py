@@ -32,6 +32,7 @@ from fagen.plan.tiling import (
     require_sizes,
     schedule_of,
     tile_axis_of,
+    unshared,
 )
 
 WITH_ROLES = ("sm90",)
@@ -299,7 +300,8 @@ def _choose(
         ranked, more = rank(counts, problem, arch, lengths, family)
         if ranked:
             model = Model(counts, lengths, arch)
-            return _Choice(changed, notes, family, how, axis, model, ranked, (*misfits, *more))
+            alone = _Choice(changed, notes, family, how, axis, model, ranked, (*misfits, *more))
+            return alone if problem.group == 1 else _shared(alone, problem, arch, lengths)
         misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
     if misfits and misfits[-1].reason == reason and any(walk.partials for walk in stage.walks):
         raise PlanError(reason)
@@ -308,6 +310,35 @@ def _choose(
             f"family {problem.family!r} can't run it: {misfits[-1].reason}", works="another family does"
         )
     raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
+
+
+def _shared(alone: _Choice, problem: Problem, arch: Arch, lengths: Mapping[Axis, int]) -> _Choice:
+    """``alone``, or the same with the query heads of each key head as rows of the same tiles.
+
+    What lies along the walk is then read once for all of them, and a tile has fewer rows that are nobody's.
+    """
+    if alone.schedule not in LOOPS:
+        return alone
+    stage, group = alone.stage, problem.group
+    reason = unshared(stage, alone.axis, alone.family, problem)
+    rows = f"rows of {group} heads"
+    if reason is not None:
+        return replace(alone, misfits=(Rejected(rows, reason), *alone.misfits))
+    counts = profile(stage, alone.model.profile.schedule, alone.axis, problem, group)
+    ranked, misfits = rank(counts, problem, arch, lengths, alone.family)
+    if not ranked:
+        return replace(alone, misfits=(*misfits, *alone.misfits))
+    took, takes = alone.ranked[0].cost.seconds, ranked[0].cost.seconds
+    if takes > took:
+        slower = f"{100 * (takes / took - 1):.0f} % slower, predicted"
+        return replace(alone, misfits=(Rejected(rows, slower), *alone.misfits))
+    text = (
+        f"the {group} query heads of a key head are rows of the same tiles: they read the same columns; with "
+        f"tiles of one head it takes {took / takes:.1f} times as long, predicted"
+    )
+    model = Model(counts, lengths, arch)
+    notes = (*alone.notes, Note("group", text))
+    return replace(alone, notes=notes, model=model, ranked=ranked, misfits=misfits)
 
 
 def _loop_of(stage: Stage, schedule: Schedule, family: str) -> Schedule:
@@ -327,7 +358,7 @@ def _not_added(stage: Stage, family: str, axis: Axis | None, counts: Profile) ->
 
 def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: Problem) -> KernelPlan:
     schedule, axis, tiles = choice.schedule, choice.axis, own.tiles
-    counts = profile(stage, schedule, axis, problem)
+    counts = profile(stage, schedule, axis, problem, choice.model.profile.group)
     return KernelPlan(
         function=function,
         stage=stage,
@@ -347,6 +378,7 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         ranges=tuple(_range(walk, stage, axis, tiles) if schedule in LOOPS else None for walk in stage.walks),
         roles=tiles.roles,
         registers=warpgroups.group_registers(tiles.roles, counts.by_warp) if tiles.roles else None,
+        group=counts.group,
     )
 
 

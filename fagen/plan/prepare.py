@@ -38,7 +38,7 @@ def _wanted(
 ) -> Iterable[tuple[Literal["min", "max", "any", "all", "map"], Node, Tiles]]:
     blocks = {ranges.walk_axis: kernel.block_walk}
     if kernel.tile_axis is not None:
-        blocks[kernel.tile_axis] = kernel.block_own
+        blocks[kernel.tile_axis] = kernel.positions
     for summary in ranges.summaries:
         if summary.axis in blocks:  # else a row of its own, where the value is known
             yield summary.op, summary.node, ((summary.axis, blocks[summary.axis]),)

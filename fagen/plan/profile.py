@@ -14,7 +14,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
 from fagen.plan import warpgroups
 from fagen.plan.layout import nearest
-from fagen.plan.plan import STORAGE_BYTES, Problem, Schedule, Storage
+from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, Problem, Schedule, Storage
 
 Lengths: TypeAlias = Mapping[Axis, int]
 LOOPS = ("forward_loop", "forward_roles", "backward_loop")
@@ -170,6 +170,8 @@ class Profile:
     """The one 16-bit type of all that products and weighted sums read; None if it is not one."""
     wide: bool
     """Whether some factor of a weighted sum may be larger than that type holds."""
+    group: int
+    """Query heads of a key head that share the rows of a tile."""
     by_warp: bool
     """Where warps have roles: whether all of one looks for tiles, or brings values of columns."""
 
@@ -239,8 +241,10 @@ def _columns(roots: Iterable[Node], own: Axis | None, walked: Axis | None) -> in
 
 
 @lru_cache(maxsize=256)
-def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem) -> Profile:
-    """The counts of ``stage``, run by ``schedule`` with tiles of ``tile_axis``."""
+def profile(
+    stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem, group: int = 1
+) -> Profile:
+    """The counts of ``stage``, run by ``schedule`` with tiles of ``tile_axis``; of so many heads each."""
     sizes, stored, written = dict(problem.sizes), storages(problem), _written_bytes(stage, problem)
 
     def writes(outputs: Iterable[ir.Output]) -> tuple[Access, ...]:
@@ -300,7 +304,9 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
     ends = [output.node for output in stage.outputs]
     return Profile(
         schedule=schedule,
-        grid_axes=tuple(axis for axis in stage.own if axis != tile_axis),
+        grid_axes=tuple(
+            axis for axis in stage.own if axis != tile_axis and (group == 1 or axis != GROUP_AXIS)
+        ),
         tile_axis=tile_axis,
         walk_axis=stage.walk,
         feature_axis=features[0] if schedule == "product" else None,
@@ -312,6 +318,7 @@ def profile(stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: P
         scattered=schedule == "product" and _scattered(stage),
         operand=(operand := _operand(stage, stored)),
         wide=operand == "fp16" and largest_weight(stage) > FP16_MAX,
+        group=group,
         by_warp=any(step.levels and step.columns for step in passes)
         or (schedule in LOOPS and any(_seeks(walk, stage, tile_axis) for walk in stage.walks)),
     )

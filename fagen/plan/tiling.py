@@ -14,7 +14,7 @@ from fagen.ir.graph import Axis, Graph
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Cost, Model
-from fagen.plan.plan import Problem, Rejected, Schedule
+from fagen.plan.plan import GROUP_AXIS, Problem, Rejected, Schedule
 from fagen.plan.profile import LOOPS, Lengths, Profile, profile
 from fagen.plan.space import (
     FRAGMENT,
@@ -34,7 +34,6 @@ MORE_REGISTERS = 8
 """What the next candidate has more of them, at least, where a compiler found too few."""
 ROOMIER_REGISTERS = 32
 """What a thread has more of them, at least, where fewer blocks share a multiprocessor."""
-GROUP_AXIS: Axis = "g"
 LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
 
@@ -88,7 +87,9 @@ def representative_lengths(problem: Problem, axes: Iterable[Axis]) -> dict[Axis,
     classes = dict(problem.lengths)
     name = next(iter(classes.values()), "many")
     batch, walked = _REPRESENTATIVE[name][1], _WALKED.get(name, _LONG)
-    known = {axis: batch if axis in _BATCH else 1 if axis == GROUP_AXIS else walked for axis in axes}
+    known = {
+        axis: batch if axis in _BATCH else problem.group if axis == GROUP_AXIS else walked for axis in axes
+    }
     known |= {axis: _REPRESENTATIVE[name][0] for axis, name in classes.items()}
     return known | dict(problem.sizes)
 
@@ -119,12 +120,41 @@ def tile_axis_of(stage: Stage, schedule: Schedule) -> Axis | None:
     """
     if schedule == "rowwise":
         return stage.own[-1] if stage.own else None
-    walked: set[Axis] = set()
-    for walk in stage.walks:
-        walked |= {axis for p in walk.products for term in p.terms for axis in term.walk.axes}
-        walked |= {axis for state in walk.states if state.operand is not None for axis in state.operand.axes}
+    walked = {axis for node in _walked(stage) for axis in node.axes}
     free = [axis for axis in stage.own if axis not in walked]
     return next((axis for axis in reversed(free) if axis != GROUP_AXIS), free[-1] if free else None)
+
+
+def unshared(stage: Stage, tile_axis: Axis | None, family: str, problem: Problem) -> str | None:
+    """Why the query heads of a key head can't be rows of the same tiles; None if they can.
+
+    Nothing that is read along the walk may differ between them, nor which of its elements count.
+    """
+    walked = {axis for node in _walked(stage) for axis in node.axes}
+    if tile_axis in (None, GROUP_AXIS) or GROUP_AXIS in walked:
+        return "they read other columns"
+    if any(GROUP_AXIS in walk.guard.axes for walk in stage.walks):
+        return "other elements count for each"
+    if stage.outer or any(walk.partials for walk in stage.walks):
+        return "rows are summed over"
+    if family in ("sm90",):
+        if warpgroups.GROUP_ROWS % problem.group:
+            return f"{warpgroups.GROUP_ROWS} rows are no multiple of {problem.group} heads"
+        if any("h" not in node.layout for node in _owned(stage) if isinstance(node, ir.Input)):
+            return "they read the same rows"
+    return None
+
+
+def _walked(stage: Stage) -> Iterator[ir.Node]:
+    """What a stage reads in tiles along its walk."""
+    for walk in stage.walks:
+        yield from (term.walk for product in walk.products for term in product.terms)
+        yield from (state.operand for state in walk.states if state.operand is not None)
+
+
+def _owned(stage: Stage) -> Iterator[ir.Node]:
+    """What a stage reads in tiles of its rows."""
+    return (term.own for walk in stage.walks for product in walk.products for term in product.terms)
 
 
 # ------------------------------------------------------------------------------------------ candidates
@@ -242,6 +272,8 @@ def misfit(model: Model, tiles: Tiles, least: bool = False) -> str | None:
     counts, arch = model.profile, model.arch
     if tiles.tiling in ("fragments", "warpgroups") and counts.operand is None:
         return "multiplies no operands of one 16-bit type"
+    if tiles.block_own < counts.group:
+        return f"has {tiles.block_own} rows, a group has {counts.group} heads"
     needed, estimate = model.needs(tiles)
     if least:
         estimate = registers(counts, tiles, least)

@@ -56,7 +56,7 @@ class Geometry(Generic[N]):
 
 
 def geometry(
-    source: tuple[Storage, int, int, int, int, int],
+    source: tuple[Storage, int, int, int, int, int, int],
     dimensions: Sequence[tuple[N, N]],
     columns: int,
     number: Callable[[int], N],
@@ -65,10 +65,11 @@ def geometry(
     """How a tensor is copied whose ``dimensions`` are lengths and elements from one position to the next.
 
     ``source`` is what a field of tensor maps says behind the tensor: storage, the dimensions of rows and
-    columns, rows of a box, columns of a panel, panels of a box (0: all). ``number`` makes an N and
-    ``product`` that of two.
+    columns, rows of a box, columns of a panel, panels of a box (0: all), heads of a box. ``number`` makes an
+    N and ``product`` that of two. Where a box has several heads, it is of one panel, and their rows lie side
+    by side: the axes are column, head, none, row, batch.
     """
-    storage, row, column, rows, panel, boxed = source
+    storage, row, column, rows, panel, boxed, together = source
     bytes_ = STORAGE_BYTES[storage]
     panels = columns // panel if columns % panel == 0 else 1
     others: list[int] = [i for i in range(len(dimensions))[::-1] if i not in (row, column)]
@@ -79,6 +80,13 @@ def geometry(
     strided: list[tuple[N, N]] = [(length, product(number(bytes_), step)) for length, step in axes]
     strided += [(number(1), number(NEAR))] * (_FAR + 1 - len(axes))
     (tall, row_step), (heads, head_step), (batch, batch_step) = strided
+    if together > 1:
+        return Geometry(
+            storage,
+            (number(columns), heads, number(1), tall, batch),
+            (head_step, number(NEAR), row_step, batch_step),
+            (panel, together, 1, rows, 1),
+        )
     return Geometry(
         storage,
         (number(columns // panels), tall, number(panels), heads, batch),

@@ -6,6 +6,9 @@
 //   load_tile(tile, map, barrier, row, head, batch)
 //                                          by one thread: a tile of Panels from `row` on; what lies outside the tensor
 //                                          becomes 0. Reports Panels::BYTES on the barrier
+//   load_heads(tile, map, barrier, head, row, batch)
+//                                          the same of a map of boxes of several heads: row i of the tile is the one of
+//                                          head i % heads, and the next one after so many
 //   store_tile(map, tile, row, head, batch)
 //                                          by one thread: the part of a tile that lies inside the tensor
 //   store_commit()                         closes the group of this thread's stores issued so far
@@ -53,6 +56,16 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& map
 #pragma unroll
   for (int i = 0; i < BOXES; ++i) {
     load_box(tile.address + i * Tile::PANEL_BYTES, map, barrier, i * Tile::PANEL, row, head, batch);
+  }
+}
+
+// Panel by panel: a map has no axis more.
+template <class Tile>
+__device__ __forceinline__ void load_heads(const Tile& tile, const TensorMap& map, Barrier barrier, int head,
+                                           int row, int batch) {
+#pragma unroll
+  for (int i = 0; i < Tile::PANELS; ++i) {
+    load_box(tile.address + i * Tile::PANEL_BYTES, map, barrier, i * Tile::PANEL, head, row, batch);
   }
 }
 

@@ -107,6 +107,21 @@ inline void load_tile(const Tile& tile, const TensorMap& map, Barrier barrier, i
 }
 
 template <class Tile>
+inline void load_heads(const Tile& tile, const TensorMap& map, Barrier barrier, int head, int row, int batch,
+                       int line = __builtin_LINE()) {
+  if (map.panel_bytes != Tile::ROW_BYTES || map.box[1] * map.box[3] != Tile::ROWS || map.box[2] != 1) {
+    fagen_finding(line, "a tile of %d rows in panels of %u bytes from a map of boxes of %d rows of %d heads",
+                  Tile::ROWS, Tile::ROW_BYTES, map.box[3], map.box[1]);
+  }
+  for (int i = 0; i < Tile::PANELS; ++i) {
+    FagenTransfer box =
+        fagen_transfer(tile.address + i * Tile::PANEL_BYTES, map, i * Tile::PANEL, head, row, batch, line);
+    box.barrier = barrier.address;
+    fagen_load(&box, line);
+  }
+}
+
+template <class Tile>
 inline void store_tile(const TensorMap& map, const Tile& tile, int row, int head, int batch,
                        int line = __builtin_LINE()) {
   fagen_check_box<Tile>(map, line);
