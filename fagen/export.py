@@ -184,7 +184,9 @@ def _value(field: Field, arrays: dict[TensorId, Array], fixed: Mapping[Axis, int
     return f"in{source[1]}" if source[0] == "scalar" else "seed_address"
 
 
-def _map(array: Array, source: tuple[Storage, int, int, int, int, int, int], fixed: Mapping[Axis, int]) -> str:
+def _map(
+    array: Array, source: tuple[Storage, int, int, int, int, int, int], fixed: Mapping[Axis, int]
+) -> str:
     """A tensor map, as `main.cu` makes it."""
     dimensions = list(zip(map(extent, array.axes), array.stride, strict=True))
     made = geometry(source, dimensions, fixed[array.axes[source[2]]], str, "{} * {}".format)

@@ -149,7 +149,7 @@ class Roles:
 class KernelPlan:
     """One kernel: a stage, the schedule that runs it, and its tiles.
 
-    A block owns ``block_own`` rows, positions of ``tile_axis`` (None: a single row) at one position of each of
+    A block owns ``block_own`` positions of ``tile_axis`` (None: a single row) at one position of each of
     ``grid_axes``, and walks ``block_walk`` positions of the walk axis at a time (of a stage that only maps
     elements: of its last own axis, which is then neither a grid axis nor the tile axis). ``rows`` x
     ``columns`` threads share a tile:

@@ -131,7 +131,9 @@ def _kernel(kernel: KernelPlan, cost: Cost, sizes: Mapping[Axis, int], arch: Arc
 def _ownership(kernel: KernelPlan) -> str:
     stage = kernel.stage
     at = ", ".join(join_heads(kernel.grid_axes))
-    owned = f"{kernel.block_own} of {kernel.tile_axis}" if kernel.tile_axis else "one row"
+    owned = f"{kernel.positions} of {kernel.tile_axis}" if kernel.tile_axis else "one row"
+    if kernel.group > 1:
+        owned += f" of {kernel.group} heads"
     if kernel.feature_axis:
         owned += f" x {kernel.block_feature} of {kernel.feature_axis}"
     text = f"a block owns {owned}" + (f" at one {at}" if at else "")

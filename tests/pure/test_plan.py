@@ -13,14 +13,16 @@ import pytest
 import torch
 
 import fagen as fg
-from fagen.compile import backward_of
+from fagen.compile import backward_of, problem_of
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Graph, Input, Output
+from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
 from fagen.lang.expr import kv, q
 from fagen.plan.arch import ROWS, arch_for
 from fagen.plan.cost import Model, buffer_lives, tiles_of
+from fagen.plan.interpret import interpret_plan
 from fagen.plan.plan import KernelPlan, Plan, Storage
 from fagen.plan.planner import plan, plans
 from fagen.plan.profile import LOOPS, profile
@@ -37,7 +39,7 @@ def check_fits(made: Plan) -> None:
         assert kernel.shared_bytes <= arch.shared_block_bytes
         assert 1 <= kernel.threads <= arch.threads_block
         assert kernel.block_own % kernel.rows == 0 or kernel.block_own == 1
-        counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem)
+        counts = profile(kernel.stage, kernel.schedule, kernel.tile_axis, made.problem, kernel.group)
         assert registers(counts, tiles_of(kernel)) <= registers_allowed(tiles_of(kernel), arch, counts)
         assert shared_bytes(counts, tiles_of(kernel)) == kernel.shared_bytes
         assert len(kernel.ranges) == len(kernel.stage.walks)
@@ -304,6 +306,56 @@ def test_the_group_is_a_tile_only_where_nothing_else_is() -> None:
     one = plan(problem(Graph("decode", (queries, keys, values), (Output(out, "o", ("b", "h", "dv")),))))
     assert one.kernels[0].tile_axis == "g"
     check_fits(one)
+
+
+def few_queries(graph: Graph, group: int = 4, q_len: int = 3, family: str | None = None) -> Plan:
+    inputs: tuple[Storage, ...] = ("fp32" if family == "simt" else "bf16",) * 3
+    inputs += ("fp32",) * (sum(isinstance(each, Input) for each in graph.arguments) - 3)
+    known = {"b": 2, "hk": 2, "g": group, "q": q_len, "kv": 50, "d": 16, "dv": 16}
+    return plan(problem_of(graph, "H200", family, inputs, known))
+
+
+@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
+@pytest.mark.parametrize("group", [4, 8])
+def test_heads_of_a_group_share_tiles_where_queries_are_few(family: str, group: int) -> None:
+    """Keys are read once for all of them: blocks are as many times fewer, and each visits what it did."""
+    traced = attention(mask=fg.causal(), score=fg.alibi(), sink=torch.linspace(-1, 1, 2 * group))
+    made = few_queries(traced.graph, group, family=family)
+    (kernel,) = made.kernels
+    check_fits(made)
+    assert (kernel.group, kernel.positions) == (group, kernel.block_own // group)
+    assert kernel.grid == {"b": 1, "hk": 1, "q": kernel.positions}
+    assert any(note.rule == "group" for note in made.notes)
+    assert few_queries(traced.graph, group, q_len=1000, family=family).kernels[0].group == 1
+
+    generator = torch.Generator().manual_seed(1)
+    queries, keys, values = (
+        torch.randn(2, heads, length, 16, generator=generator, dtype=torch.float64)
+        for heads, length in ((2 * group, 3), (2, 50), (2, 50))
+    )
+    given = (queries, keys, values, *traced.captured)
+    for found, exact in zip(interpret_plan(made, given), evaluate(traced.graph, given), strict=True):
+        torch.testing.assert_close(found, exact)
+
+
+def test_what_differs_between_heads_keeps_them_apart() -> None:
+    def reason(graph: Graph, group: int = 4, family: str | None = None) -> str:
+        made = few_queries(graph, group, family=family)
+        assert [kernel.group for kernel in made.kernels] == [1]
+        return next(each.reason for each in made.rejected if each.candidate == f"rows of {group} heads")
+
+    assert "other elements" in reason(attention(mask=fg.kv <= fg.q + fg.h).graph)
+    queries, keys, values = attention_graph().arguments
+    assert isinstance(values, Input)
+    own_values = Input("v", 2, ("b", "h", "kv", "dv"), "float")
+    weights = ir.function("exp", ir.contract(queries, keys, "d"))
+    own = Graph(
+        "own",
+        (queries, keys, own_values),
+        (Output(ir.contract(weights, own_values, "kv"), "o", values.layout),),
+    )
+    assert "other columns" in reason(own)
+    assert "multiple of 3" in reason(attention_graph(), 3, "sm90")
 
 
 def test_talking_heads_are_planned_through_memory() -> None:

@@ -122,13 +122,19 @@ def test_a_saved_kernel_permutes_panels_by_their_bytes(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "row", "column"), [((200, 80), 0, 1), ((2, 3, 200, 80), 2, 3), ((2, 4, 3, 200, 80), 3, 4)]
+    ("shape", "row", "column", "heads"),
+    [
+        ((200, 80), 0, 1, 1),
+        ((2, 3, 200, 80), 2, 3, 1),
+        ((2, 4, 3, 200, 80), 3, 4, 1),
+        ((2, 8, 200, 80), 2, 3, 4),
+    ],
 )
-def test_a_tensor_map_in_numbers_is_that_in_formulas(shape, row, column) -> None:
+def test_a_tensor_map_in_numbers_is_that_in_formulas(shape, row, column, heads) -> None:
     steps = [1]
     for extent in shape[:0:-1]:
         steps.insert(0, steps[0] * extent)
-    source = "bf16", row, column, 128, 16, 0
+    source = "bf16", row, column, 128 // heads, 16, 0, heads
     found = geometry(source, list(zip(shape, steps, strict=True)), 80, int, operator.mul)
     words = [
         (f"n{i}", " * ".join([f"n{j}" for j in range(i + 1, len(shape))]) or "1") for i in range(len(shape))
@@ -137,6 +143,10 @@ def test_a_tensor_map_in_numbers_is_that_in_formulas(shape, row, column) -> None
     values = {f"n{i}": extent for i, extent in enumerate(shape)}
     assert found.lengths == tuple(eval(each, values.copy()) for each in told.lengths)
     assert found.strides == tuple(eval(each, values.copy()) for each in told.strides)
-    assert found.box == told.box == (16, 128, 5, 1, 1)
-    assert found.lengths[:3] == (16, 200, 5)
+    if heads == 1:
+        assert found.box == told.box == (16, 128, 5, 1, 1)
+        assert found.lengths[:3] == (16, 200, 5)
+    else:
+        assert found.box == told.box == (16, heads, 1, 128 // heads, 1)
+        assert found.lengths == (80, 8, 1, 200, 2)
     assert found.swizzle == told.swizzle == "CU_TENSOR_MAP_SWIZZLE_32B"
