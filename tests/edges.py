@@ -724,7 +724,7 @@ def few(device: str, family: str, group: int, q_len: int, kv_len: int = 150) -> 
     """One kernel serves all lengths of a group."""
     need(device, family)
     dtype = torch.float32 if family == "simt" else torch.float16
-    shape = {"batch": 2, "heads": (2 * group, 2), "q_len": q_len, "kv_len": kv_len, "head_dim": 16}
+    shape = {"batch": 2, "heads": (2 * group, 2), "q_len": q_len, "kv_len": kv_len, "head_dim": 32}
     return tensors(device, dtype, **shape)
 
 

@@ -21,7 +21,7 @@ from fagen.derive.unscale import common_factor
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Partial, Product, State, Walk
 from fagen.emit.cexpr import HEAD
-from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Variable
+from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Statement, Variable
 from fagen.emit.forward import LoopBuilder, Term
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
@@ -248,6 +248,19 @@ class ForwardRoles(ForwardLoop):
     def before_next(self) -> str:
         """From a consumer's first position to its last."""
         return f"{self.of_consumer} - 1" if self.shared else f"{GROUP_ROWS - 1}"
+
+    @property
+    def targets(self) -> str:
+        """Where results with features go."""
+        return "\n".join(outputs.stores[0].target for outputs in self.feature_outputs)
+
+    def needed(self, text: str) -> list[Statement]:
+        """What is computed of a finished row for ``text``."""
+        kept: list[Statement] = []
+        for statement in reversed(self.finish):
+            if self.says(statement.variable.name, "\n".join([text, *(each.text for each in kept)])):
+                kept.insert(0, statement)
+        return kept
 
     def visit_of(self, ring: str) -> str:
         """Where a tile is announced."""
