@@ -91,7 +91,7 @@ def main_text(compiled: Compiled, file: str) -> str:
     """The program that launches what ``file`` holds on random data and compares it with ``plain.h``."""
     plan, recipe = compiled.plan, compiled.chosen.recipe
     graph = plan.problem.graph
-    fixed = dict(plan.problem.sizes)
+    fixed = dict(plan.sizes)
     arrays = _arrays(graph, plan)
     by_id = {array.id: array for array in arrays}
     text = render(
