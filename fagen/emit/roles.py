@@ -46,6 +46,7 @@ from fagen.plan.warpgroups import (
     PARTS,
     VALUE_BYTES,
     WORKS,
+    kept,
     levels,
     padded,
     panel_columns,
@@ -66,6 +67,7 @@ _PLACES = {
     "places": "PLACES_AT",
     "hand_pipe": "HAND_PIPE_AT",
     "part_pipe": "PART_PIPE_AT",
+    "kept": "KEPT_AT",
 }
 _QUAD_COLUMNS = 32
 """Columns that four lanes exchange at once."""
@@ -107,6 +109,8 @@ class LevelText:
     number: int
     products: tuple[ProductText, ...]
     phase: Phase
+    tests: bool
+    """Whether it asks which elements count; weights of those that don't are 0, which may be all it needs."""
 
     @property
     def sums(self) -> list[StateText]:
@@ -150,6 +154,8 @@ class ForwardRoles(ForwardLoop):
     """Sums over the rows of all blocks."""
     levels: tuple[LevelText, ...]
     """Of the one walk, where the products and sums of a tile are made level by level."""
+    read_again: tuple[str, ...]
+    """Products that later levels read."""
     own_copies: tuple[CopyText, ...]
     walk_copies: tuple[tuple[CopyText, ...], ...]
     """Of each walk, those of its products."""
@@ -525,6 +531,8 @@ class _Builder(LoopBuilder):
         super().__init__(scope)
         self.free = {reference.maximum for reference in free_references(scope.kernel.stage)}
         self.levels_made = levels(self.stage)
+        self.kept = kept(self.levels_made)
+        self.vanishing: set[int] = set()
         if self.levels_made:
             scope.splitter.places.element = "[r][c]"
             (walk,) = self.stage.walks
@@ -588,7 +596,9 @@ class _Builder(LoopBuilder):
         return next(found, 0)
 
     def tested_at(self, levels: Mapping[State, int]) -> Iterable[int]:
-        return sorted(set(levels.values())) if self.levels_made else super().tested_at(levels)
+        if not self.levels_made:
+            return super().tested_at(levels)
+        return sorted(set(levels.values()) - self.vanishing)
 
     def from_weights(
         self,
@@ -597,21 +607,34 @@ class _Builder(LoopBuilder):
         levels: Mapping[State, int],
         leaves: dict[Node, Code],
     ) -> Mapping[State, Term]:
-        """A weight is kept for later levels as it is rounded, in half the registers."""
+        """A weight is kept for later levels as it is rounded, in half the registers; products wait apart."""
         if not self.levels_made or not self.rounds:
             return terms
         found = dict(terms)
+        tested = set[int]()
         for state, level in levels.items():
+            rounded: dict[Node, Node] = {}
             known: dict[Node, Node] = {}
             for other, at in levels.items():
                 value, condition = terms[other]
                 if at < level and other.features and condition is None:
                     name = weights[terms[other]]
                     known[value] = symbol = ir.Symbol(f"rounded_{name}", value.axes, "float")
+                    rounded[symbol] = ZERO
                     text, place = f"value_of(rounded_{name}, r, c)", ELEMENT._replace(phase=at + 1)
                     leaves[symbol] = self.scope.codes.leaf(text, "float", place)
+            for number, product in enumerate(self.kept):
+                at = self.known_at(product)
+                if at < level:
+                    symbol = ir.Symbol(f"kept_{product.symbol.name}", product.symbol.axes, "float")
+                    known[product.symbol] = symbol
+                    place = ELEMENT._replace(phase=at + 1)
+                    leaves[symbol] = self.scope.codes.leaf(f"kept({number}, r, c)", "float", place)
             value, condition = terms[state]
             found[state] = ir.substitute(value, known), condition
+            if limits(ir.substitute(found[state][0], rounded)) is not ZERO:
+                tested.add(level)
+        self.vanishing = set(levels.values()) - tested
         return found
 
     def sum_tile(self, number: int, walk: Walk, state: State) -> tuple[TileText, str]:
@@ -630,7 +653,7 @@ class _Builder(LoopBuilder):
         """Of products made level by level also a product: a term that does not count is one with 0 then."""
         found = super().masked(walk)
         sums = all(state.features and term_of(state)[1] is None for state in walk.states)
-        if found is not None or not self.levels_made or not sums:
+        if found is not None or not self.levels_made or not sums or self.kept:
             return found
         for product in self.levels_made[0].products:
             rests = (ir.substitute(s.value, {product.symbol: MINUS_INF}) for s in walk.states)
@@ -741,6 +764,7 @@ class _Builder(LoopBuilder):
             **_members(loop),
             parts=tuple(self.added(partial, loop, own) for partial in self.stage.walks[0].partials),
             levels=made,
+            read_again=tuple(product.symbol.name for product in self.kept),
             own_copies=tuple(own),
             walk_copies=tuple(walks),
             sum_copies=tuple(sums),
@@ -784,7 +808,12 @@ class _Builder(LoopBuilder):
         (walk,) = loop.walks
         products = {product.name: product for product in walk.products}
         return tuple(
-            LevelText(i, tuple(products[p.symbol.name] for p in level.products), walk.phases[i])
+            LevelText(
+                i,
+                tuple(products[p.symbol.name] for p in level.products),
+                walk.phases[i],
+                i not in self.vanishing,
+            )
             for i, level in enumerate(self.levels_made)
         )
 

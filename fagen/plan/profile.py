@@ -144,6 +144,8 @@ class Pass:
     """Values that each element reads for itself, random bits among them."""
     levels: tuple[int, ...]
     """Products of each level, where a warpgroup makes them level by level."""
+    kept: int
+    """Those that are kept for later levels."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,7 @@ def profile(
                     for node in ir.walk(weighed)
                 ),
                 levels=tuple(len(level.products) for level in warpgroups.levels(stage)),
+                kept=len(warpgroups.kept(warpgroups.levels(stage))),
             )
         )
     features = [axis for walk in stage.walks for state in walk.states for axis in state.features]

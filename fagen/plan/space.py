@@ -117,6 +117,7 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
             len(profile.outer),
             len(last.levels) > 1 or bool(last.apart),
             last.columns if last.levels else 0,
+            last.kept,
         )
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end

@@ -98,20 +98,21 @@ def _levels(walk: Walk) -> tuple[Level, ...]:
             found.append(Level(more, (state,)))
         else:
             found[-1] = Level(found[-1].products, (*found[-1].states, state))
-    return tuple(found) if found[0].products and not _keeps(found) else ()
+    return tuple(found) if found[0].products else ()
 
 
-def _keeps(levels: Sequence[Level]) -> bool:
-    """Whether a level reads products of an earlier one other than as its weights, which stay rounded."""
-    kept: dict[Node, Node] = {}
-    symbols: set[Node] = set()
+def kept(levels: Sequence[Level]) -> tuple[Product, ...]:
+    """Products that a later level reads other than as weights, which stay rounded: they wait in shared
+    memory."""
+    weights: dict[Node, Node] = {}
+    earlier: list[Product] = []
+    found: list[Product] = []
     for level in levels:
-        values = [ir.substitute(state.value, kept) for state in level.states]
-        if any(ir.depends(value, symbols) for value in values):
-            return True
-        symbols |= {product.symbol for product in level.products}
-        kept |= {state.value: Symbol("weights", state.value.axes, "float") for state in level.states}
-    return False
+        read = set(ir.walk([ir.substitute(state.value, weights) for state in level.states]))
+        found += [product for product in earlier if product.symbol in read and product not in found]
+        earlier += level.products
+        weights |= {state.value: Symbol("weights", state.value.axes, "float") for state in level.states}
+    return tuple(found)
 
 
 def _uses(state: State, symbols: Collection[Node]) -> bool:
@@ -166,6 +167,7 @@ def layout(
     outer_axes: int = 0,
     level_by_level: bool = False,
     values: int = 0,
+    kept: int = 0,
 ) -> list[tuple[str, Storage, int, int, int, int, int]]:
     """The fields of each `SharedTile`, and its bytes.
 
@@ -173,7 +175,7 @@ def layout(
     and of its sums; a work has a position of each of so many axes of the grid, beside its rows, and a tile
     one of each of the outer axes. A tile's buffers follow one another; tiles of different walks overlap.
     Where products are made ``level_by_level``, those after the first have a pipe of their own, and a warp
-    brings ``values`` of each column.
+    brings ``values`` of each column; so many of their products are ``kept`` for later ones.
     """
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
@@ -197,6 +199,8 @@ def layout(
     if roles.adders:
         end = add("handed", GROUP_ROWS * roles.consumers * roles.stages, columns, end)
         end = add("parts", PART * PARTS, PART, end, "fp32")
+    if kept:
+        end = add("kept", GROUP_ROWS * roles.consumers * kept, columns, end, "fp32")
     sums = level_by_level or any(operands for _, operands in walks)
     pipes = {
         "own_pipe": roles.own_stages * roles.consumers,

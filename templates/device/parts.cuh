@@ -25,14 +25,19 @@ struct Part {
   }
 };
 
+// Half a warp stores at once, and of its four rows two have their chunks permuted into the same ones: every second row
+// stores columns 16 further on, or back, so that all banks are used.
 __device__ __forceinline__ void store_part(const Part& part, const float (&sums)[2][16]) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+  const bool odd = row % 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
-      const Shared<float, 2> to(part.pair_at(row + 8 * r, 4 * i + 2 * lane));
-      store_vector(to, 0, Vec<float, 2>{sums[r][i], sums[r][i + 1]});
+      const float even_pair[2] = {sums[r][i], sums[r][i + 1]};
+      const float odd_pair[2] = {sums[r][i ^ 4], sums[r][(i ^ 4) + 1]};
+      const Shared<float, 2> to(part.pair_at(row + 8 * r, (4 * i + 2 * lane) ^ (odd ? 16 : 0)));
+      store_vector(to, 0, Vec<float, 2>{odd ? odd_pair[0] : even_pair[0], odd ? odd_pair[1] : even_pair[1]});
     }
   }
 }

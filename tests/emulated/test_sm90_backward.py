@@ -20,6 +20,13 @@ CASES: Mapping[str, dict[str, Any]] = {
     "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
     "window": {"head_dim": 128, "lengths": (210, 150), "heads": (2, 2), "mask": fg.sliding_window(40, 0)},
     "alibi": {"head_dim": 80, "lengths": (130, 70), "heads": (2, 1), "score": fg.alibi()},
+    "softcap": {
+        "head_dim": 64,
+        "lengths": (100, 150),
+        "heads": (2, 1),
+        "mask": fg.causal(),
+        "score": fg.softcap(3.0),
+    },
     "documents": {
         "head_dim": 64,
         "lengths": (200, 200),
@@ -28,8 +35,8 @@ CASES: Mapping[str, dict[str, Any]] = {
     },
     "each result alone": {"head_dim": 256, "lengths": (100, 150), "heads": (2, 1), "mask": fg.causal()},
 }
-"""Values of columns and of elements, rows that pass over tiles, several walks for one head of keys; sums
-that are added to memory, and the same in kernels apart."""
+"""Values of columns and of elements, products that are read twice, rows that pass over tiles, several walks
+for one head of keys; sums that are added to memory, and the same in kernels apart."""
 
 
 @pytest.mark.parametrize("name", CASES)
