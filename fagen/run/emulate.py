@@ -27,11 +27,11 @@ Checker = Literal["none", "address", "race"]
 
 SCHEDULES: tuple[Schedule, ...] = ("forward", "backward", "random")
 
-_FLAGS = ("-std=c++17", "-g", "-fPIC", "-pthread")
-_RUNTIME_FLAGS = ("-O2",)
-# A kernel is compiled for a few launches: -O2 takes half as long again, for a third more speed at most. Sums
-# of products are rounded twice, on every machine; memory is shared between types, as on a GPU.
-_KERNEL_FLAGS = ("-O1", "-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
+_FLAGS = ("-std=c++17", "-fPIC", "-pthread")
+_RUNTIME_FLAGS = ("-O1", "-g1")
+# A kernel is compiled for a few launches: -O1 takes a third longer than -Og, for a fifth more speed. Sums of
+# products are rounded twice, on every machine; memory is shared between types, as on a GPU.
+_KERNEL_FLAGS = ("-Og", "-g", "-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
 # Where a compiler knows them: what was never set is no zero; no time goes into following variables.
 _OPTIONAL_FLAGS = ("-ftrivial-auto-var-init=pattern", "-fno-var-tracking")
 _RUNTIME = "runtime"
