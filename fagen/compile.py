@@ -184,7 +184,8 @@ class Compiled:
         kernels = ", ".join(f"{k.function} ({k.schedule}, {k.threads} threads)" for k in best.kernels)
         debug(PLAN, f"{self.name}: {best.family}: {kernels}")
         debug(TIMES, f"{self.name}: planned in {1e3 * (time.perf_counter() - start):.1f} ms")
-        dump(self.name, ".plan.json", plan_json(best))
+        if os.environ.get("FAGEN_DUMP"):
+            dump(self.name, ".plan.json", plan_json(best))
         return found
 
     # ------------------------------------------------------------------------------------------- for a CPU

@@ -731,16 +731,15 @@ def largest(x: Node, over: Axis) -> Node:
 def walk(roots: Iterable[Node]) -> list[Node]:
     """Every node below ``roots``, operands before what uses them, in an order of structure alone."""
     seen: dict[Node, None] = {}
-    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
+    stack = list(roots)[::-1]
     while stack:
-        node, done = stack.pop()
-        if node in seen:
-            continue
-        if done:
+        node = stack[-1]
+        if node not in seen:
+            if waiting := [arg for arg in node.args if arg not in seen]:
+                stack += waiting[::-1]
+                continue
             seen[node] = None
-            continue
-        stack.append((node, True))
-        stack.extend((arg, False) for arg in reversed(node.args) if arg not in seen)
+        stack.pop()
     return list(seen)
 
 

@@ -74,10 +74,11 @@ def plans(
     if not families:
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
     with room_for(problem.graph):
-        derivation, parts, others = _cheapest(problem, arch, lengths or {}, families)
+        apart = derive(problem.graph, problem.fusion)
+        derivation, parts, others = _cheapest(apart, problem, arch, lengths or {}, families)
         found = list(_ranked_plans(derivation, parts, others, problem, families, most, ranked))
         if most > 1 and not ranked:
-            found += _smaller(found[-1], derivation, problem, arch, lengths or {}, families)
+            found += _smaller(found[-1], derivation, apart, problem, arch, lengths or {}, families)
     return tuple(found)
 
 
@@ -129,6 +130,7 @@ def _ranked_plans(
 def _smaller(
     last: Plan,
     tried: Derivation,
+    apart: Derivation,
     problem: Problem,
     arch: Arch,
     lengths: Mapping[Axis, int],
@@ -136,26 +138,24 @@ def _smaller(
 ) -> Iterator[Plan]:
     """What is left for a compiler behind ``last``, a plan of ``tried``: more kernels that each compute less,
     in the end every result alone."""
-    derivation = derive(problem.graph, problem.fusion)
-    several = any(len(_by_result(_walked(stage))) > 1 for stage in derivation.stages)
-    whole = [False] if tried != derivation else []  # what was tried adds partial sums
+    several = any(len(_by_result(_walked(stage))) > 1 for stage in apart.stages)
+    whole = [False] if tried is not apart else []  # what was tried adds partial sums
     for alone in (*whole, True) if several else whole:
         try:
-            parts, _ = _planned(derivation, problem, arch, lengths, families, alone)
+            parts, _ = _planned(apart, problem, arch, lengths, families, alone)
         except PlanError:
             continue
         if len(parts) > len(last.kernels) or not alone:
-            *_, made = _ranked_plans(derivation, parts, (), problem, families, 2)
+            *_, made = _ranked_plans(apart, parts, (), problem, families, 2)
             if made.family == last.family:
                 last = made
                 yield made
 
 
 def _cheapest(
-    problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
+    apart: Derivation, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
 ) -> tuple[Derivation, _Parts, tuple[Rejected, ...]]:
     """The way to derive a program whose kernels take the least time together, and why not the other."""
-    apart = derive(problem.graph, problem.fusion)
     parts, took = _planned(apart, problem, arch, lengths, families)
     used = {choice.family for _, choice in parts if choice.schedule in LOOPS}
     unordered = problem.graph.direction == "backward" and not problem.deterministic
