@@ -69,25 +69,27 @@ def test_eight_rows_of_a_load_meet_all_banks_once(load: str, swizzled: bool) -> 
     order = (
         "chunk_by_columns" if load in ("load_left_transposed", "load_right_transposed") else "chunk_by_rows"
     )
-    for width in widths:
-        for column in range(0, width, 16):
-            body = (
-                f"using L = TileLayout<{width}>;\n"
-                f"p.y[i] = (L::lane_bytes({order}(i), {column}) + L::block_bytes(16, {column})) / 16 % 8;"
-            )
-            groups = run(body).reshape(4, 8).sort(dim=1).values
-            assert torch.equal(groups, torch.arange(8.0).expand(4, 8)), (width, column)
+    places = [(width, column) for width in widths for column in range(0, width, 16)]
+    body = "".join(
+        f"p.y[{32 * number} + i] = (TileLayout<{width}>::lane_bytes({order}(i), {column})"
+        f" + TileLayout<{width}>::block_bytes(16, {column})) / 16 % 8;\n"
+        for number, (width, column) in enumerate(places)
+    )
+    groups = run(body, y=nan(32 * len(places))).reshape(-1, 4, 8).sort(dim=2).values
+    for place, found in zip(places, groups, strict=True):
+        assert torch.equal(found, torch.arange(8.0).expand(4, 8)), place
 
 
 def test_the_chunk_a_lane_loads_is_the_one_its_elements_were_stored_to() -> None:
-    for width in (16, 64, 80, 128, 192, 256):
-        for column in range(0, width, 16):
-            body = (
-                f"using L = TileLayout<{width}>;\nconst LaneChunk lane = chunk_by_rows(i);\n"
-                f"p.y[i] = float(L::lane_bytes(lane, {column}) + L::block_bytes(32, {column}))"
-                f" - 2 * L::at(32 + lane.row, {column} + 8 * lane.chunk);"
-            )
-            assert not run(body).any(), (width, column)
+    places = [(width, column) for width in (16, 64, 80, 128, 192, 256) for column in range(0, width, 16)]
+    body = "const LaneChunk lane = chunk_by_rows(i);\n" + "".join(
+        f"p.y[{32 * number} + i] = float(TileLayout<{width}>::lane_bytes(lane, {column})"
+        f" + TileLayout<{width}>::block_bytes(32, {column}))"
+        f" - 2 * TileLayout<{width}>::at(32 + lane.row, {column} + 8 * lane.chunk);\n"
+        for number, (width, column) in enumerate(places)
+    )
+    apart = run(body, y=nan(32 * len(places))).reshape(-1, 32)
+    assert not apart.any(), [place for place, found in zip(places, apart, strict=True) if found.any()]
 
 
 @pytest.mark.parametrize(("vectors", "count"), [("true", 16), ("true", 12), ("false", 13)])
@@ -201,10 +203,12 @@ LANDED = "copy_async_commit(); copy_async_wait<0>();\np.y[i] = s[4 * i + %d];"
 
 
 def test_a_copy_fills_with_zeros_and_does_not_read_what_it_leaves_out() -> None:
+    landed = "".join(f"p.y[4 * i + {j}] = s[4 * i + {j}];\n" for j in range(4))
     for count in range(5):
-        for j in range(4):
-            y = run(COPY % count + LANDED % j, checker="address")
-            assert torch.equal(y, (torch.arange(32.0) // 4 * 4 + j) * (j < count)), (count, j)
+        body = COPY % count + "copy_async_commit(); copy_async_wait<0>();\n" + landed
+        y = run(body, checker="address", y=nan(128)).reshape(32, 4)
+        expected = (torch.arange(32.0) // 4 * 4)[:, None] + torch.arange(4.0)
+        assert torch.equal(y, expected * (torch.arange(4) < count)), count
     past = "Shared<float, 128> s(0); copy_async<4>(s, 4 * i, p.x + 64, %d);\n" + LANDED % 0
     assert not run(past % 0, checker="address").any()
     with pytest.raises(EmulatorFinding, match=r"read of .* 0 bytes past the end of x"):
