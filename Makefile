@@ -29,7 +29,7 @@ demo: .venv/installed
 	$(PY) -m fagen run --head-dim 64 --mask causal --q-len 128 --explain --out out/demo
 
 test: .venv/installed
-	$(PY) -m pytest -n auto
+	$(PY) -m pytest -n auto --dist worksteal
 
 lint: .venv/installed
 	$(PY) -m ruff check .
