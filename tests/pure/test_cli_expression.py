@@ -161,7 +161,7 @@ def test_a_table_of_biases_has_a_place_for_every_distance():
         ("'a' * 1000000000 < q", "--mask: 'a' is no value an operator takes"),
         ("3(q)", "--mask: 3 cannot stand in an expression"),
         ("q(3)", "--mask: q is no function, and is called"),
-        ("document(3)", "ids is 3; it is a tensor (S,) or (B, S)"),
+        ("document(3)", "document: ids is 3; it is a tensor (S,) or (B, S)"),
         ("document([[1, 2], [3]])", "the rows of the table [[1, 2], [3]] differ in shape"),
         ("document(**q)", "--mask: document(**q) has an argument **; name each argument"),
         pytest.param("(" * 500 + "q" + ")" * 500, "--mask: '((((((((((", id="parentheses"),
