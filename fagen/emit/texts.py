@@ -415,6 +415,19 @@ class ForwardLoop:
         return not any(walk.loop.ranges or walk.loop.skip for walk in self.walks)
 
     @property
+    def near_axes(self) -> tuple[Axis, ...]:
+        """Axes of which some positions together have what the L2 cache is to hold: the first of the grid, up
+        to the last that an operand of the walk has. Empty where that does not matter."""
+        if not self.scope.kernel.near or self.even:
+            return ()
+        walks = self.scope.kernel.stage.walks
+        read = [term.walk for walk in walks for product in walk.products for term in product.terms]
+        read += [state.operand for walk in walks for state in walk.states if state.operand is not None]
+        axes = {axis for node in read for axis in node.axes}
+        count = max((i + 1 for i, axis in enumerate(self.grid_axes) if axis in axes), default=0)
+        return self.grid_axes[:count]
+
+    @property
     def guards_rows(self) -> bool:
         """Whether some rows of a block may not be there."""
         return self.row_axis is not None or self.one_row
@@ -478,6 +491,10 @@ class ForwardLoop:
     def length(self, axis: Axis) -> str:
         """The length of an axis in the text."""
         return self.scope.length(axis)
+
+    def positions(self, axes: Sequence[Axis], *others: str) -> str:
+        """How many positions some axes have together, times ``others``."""
+        return " * ".join([*others, *map(self.length, axes)])
 
     def first_of(self, tile: TileText) -> str:
         """The position of a tile's first row; of rows of a group, its number in the block."""

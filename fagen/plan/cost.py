@@ -262,7 +262,8 @@ class Model:
         own, walk = tiles.block_own * shared / warps / FRAGMENT, tiles.block_walk / FRAGMENT
         inner = [round_up(length, FRAGMENT) / FRAGMENT for length in step.terms]
         features = [feature_width(length, tiles) / FRAGMENT for length in step.weighted]
-        loads = warps * (sum(inner) * (own + walk / shared) + walk * sum(features) / shared)
+        rows = 0.0 if tiles.held else own
+        loads = warps * (sum(inner) * (rows + walk / shared) + walk * sum(features) / shared)
         if shared > 1:  # weights are operands in memory, and each warp has a share of its own of the sums
             shapes = (part_shape(tiles.block_own, feature_width(f, tiles), warps) for f in step.weighted)
             loads = warps * sum(inner) * (own + walk / shared)
@@ -496,6 +497,21 @@ def _within_tile(tile: TileCost) -> Bound:
     return longest if tile.cycles <= busy[longest] + UNHIDDEN * sum(busy.values()) else "latency"
 
 
+def near_positions(counts: Profile, tiles: Tiles, arch: Arch) -> int:
+    """Positions of the walk whose operands take half of the L2 cache; 0 where device memory gives them as
+    fast as blocks of so many rows can use them.
+
+    Each byte of a 16-bit operand serves a multiplication and an addition for half of a block's rows.
+    """
+    if tiles.tiling != "fragments" or counts.operand is None:
+        return 0
+    flops_per_second = 2 * arch.mma_fma_per_cycle * arch.multiprocessors * arch.clock_hz
+    if tiles.block_own >= flops_per_second / arch.memory_bytes_per_second:
+        return 0
+    lengths = max(sum((*step.walk_tiles, *step.operands)) for step in counts.passes)
+    return arch.l2_bytes // 2 // (lengths * STORAGE_BYTES[counts.operand]) if lengths else 0
+
+
 def tiles_of(kernel: KernelPlan) -> Tiles:
     """The tile sizes of a kernel."""
     return Tiles(
@@ -507,6 +523,7 @@ def tiles_of(kernel: KernelPlan) -> Tiles:
         kernel.rows,
         kernel.columns,
         kernel.roles,
+        kernel.held,
     )
 
 

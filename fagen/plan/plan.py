@@ -190,6 +190,11 @@ class KernelPlan:
     roles: Roles | None = None
     registers: tuple[int, int] | None = None
     """Of a thread of the producer and of a consumer, where warps have roles."""
+    held: bool = False
+    """Whether warps keep the fragments of their rows in registers for the whole walk."""
+    near: int = 0
+    """Positions of the walk whose operands the L2 cache is to hold, where blocks read them faster than device
+    memory gives them: blocks that read the same follow each other. 0 where that does not matter."""
     group: int = 1
     """Query heads of a key head that share the rows of a tile: row r is position ``r / group`` of
     ``tile_axis`` at position ``r % group`` of the group axis, which is then no axis of the grid."""

@@ -18,7 +18,7 @@ from fagen.ir.graph import KEY_AXIS, Axis, Node, Symbol
 from fagen.ir.stack import room_for
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
-from fagen.plan.cost import Model, buffer_lives
+from fagen.plan.cost import Model, buffer_lives, near_positions
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
 from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, range_of, stage_roots
@@ -379,6 +379,8 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         roles=tiles.roles,
         registers=warpgroups.group_registers(tiles.roles, counts.by_warp) if tiles.roles else None,
         group=counts.group,
+        held=tiles.held,
+        near=near_positions(counts, tiles, arch_for(problem.arch)) if schedule == "forward_loop" else 0,
     )
 
 

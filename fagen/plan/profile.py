@@ -177,6 +177,13 @@ class Profile:
     by_warp: bool
     """Where warps have roles: whether all of one looks for tiles, or brings values of columns."""
 
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the own operands are the same for a single walk, and registers may hold them."""
+        if self.schedule != "forward_loop" or self.outer or len(self.passes) != 1:
+            return False
+        return bool(self.passes[0].own_tiles)
+
 
 def _scattered(stage: Stage) -> bool:
     state = stage.walks[0].states[0]

@@ -52,6 +52,8 @@ class Tiles:
     rows: int
     columns: int
     roles: Roles | None = None
+    held: bool = False
+    """Whether warps keep the fragments of their rows in registers for the whole walk."""
 
     @property
     def threads(self) -> int:
@@ -65,7 +67,7 @@ class Tiles:
             buffers = f"{self.roles.own_stages} + {self.roles.stages} buffers"
             adds = ", parts added" if self.roles.adders else ""
             return f"{size}, {self.roles.consumers} consumers, {buffers}{adds}"
-        return f"{size}, {self.rows} x {self.columns} threads"
+        return f"{size}, {self.rows} x {self.columns} threads{', rows in registers' if self.held else ''}"
 
 
 def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
@@ -259,6 +261,8 @@ def registers(profile: Profile, tiles: Tiles, least: bool = False) -> int:
         scores = own * walk * max(step.products, 1)
         if tiles.tiling == "fragments":
             held = accumulators + scores + 2 * own + CHUNK - SAVED_REGISTERS + _drawn_registers(step)
+            if tiles.held:
+                held += own * sum(round_up(inner, FRAGMENT) for inner in step.own_tiles) // 8
             parts = [tiles.block_walk * feature_width(f, tiles) // tiles.threads for f in step.partials]
             held += max(max(parts, default=0) - scores, 0)
             if _element_issue(step, profile) > PLAIN_SLOTS:

@@ -38,7 +38,8 @@ LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
 
 _NAMES = {"d": "head_dim", "dv": "v_head_dim"}
-_USUAL_TILE = 64 * 128
+_USUAL_DEPTH = 128
+_USUAL_TILE = 64 * _USUAL_DEPTH
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
 _REPRESENTATIVE = {"few": (8, 8), "some": (512, 2), "short": (1024, 8), "many": (4096, 8)}
@@ -242,12 +243,16 @@ def _loops(counts: Profile) -> Iterator[Tiles]:
 def _fragments(counts: Profile) -> Iterator[Tiles]:
     """A warp has 16 rows, or 32, so that a fragment of the walk's operands serves two products.
 
-    A tile of the walk has more than 64 columns where it is no larger than with 64 of a usual head dim.
+    A tile of the walk has more than 64 columns where it is no larger than with 64 of a usual head dim. Of
+    larger ones eight warps have 16 rows each, in registers: they all share what is copied.
     """
     whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), FRAGMENT)
     for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64, 128)):
         if warps * shares <= 8 and (walk <= 64 or walk * whole <= _USUAL_TILE):
             yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
+    if counts.holds_rows and whole > _USUAL_DEPTH:
+        for walk in (64, 96):
+            yield Tiles("fragments", 8 * FRAGMENT, walk, whole, 0, 64, 4, held=True)
 
 
 def _twofold(counts: Profile) -> Iterator[Tiles]:

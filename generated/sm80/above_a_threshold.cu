@@ -58,15 +58,20 @@ struct Row {
   float x0, m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
 };
 
-// Where this block works; the last rows come first, they have most to do where a mask grows with the row.
+// Where this block works. As many heads as the L2 cache holds come together, of these the last rows first:
+// they have most to do where a mask grows with the row.
 __device__ __forceinline__ Block this_block(const Params& p) {
   Block block;
-  int rest = again(blockIdx.x);
-  block.g = take(rest, p.group);
-  block.hk = take(rest, p.kv_heads);
-  block.b = take(rest, p.batch);
-  block.h = block.hk * p.group + block.g;
   const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
+  const int all = p.batch * p.kv_heads;
+  const int together = minimum(maximum(81920 / maximum(p.kv_len, 1), 1), all);
+  int near = again(blockIdx.x), rest = take(near, together * tiles * p.group);
+  near *= together;  // the first of them
+  block.g = take(rest, p.group);
+  near += take(rest, minimum(together, all - near));
+  block.hk = take(near, p.kv_heads);
+  block.b = near;
+  block.h = block.hk * p.group + block.g;
   block.q_start = (tiles - 1 - rest) * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;

@@ -245,7 +245,14 @@ template <class Below>
 __device__ __forceinline__ int place_between(int low, int high, Below below) {
   if (low < high && !below(low)) high = low;
   if (low < high && below(high - 1)) low = high;
-  return partition_point(low, high, below);
+#pragma unroll 1
+  while (low < high) {  // seldom: as little text as can be
+    const int middle = (low + high) / 2;
+    const bool before = below(middle);
+    low = before ? middle + 1 : low;
+    high = before ? high : middle;
+  }
+  return low;
 }
 
 template <class Below>

@@ -48,12 +48,14 @@ def tensors(dtype: torch.dtype = torch.float16, seed: int = 0) -> list[torch.Ten
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
-def small_plan(graph: Graph, values: Sequence[Any], aligned: tuple[bool, ...] = ()) -> Plan:
+def small_plan(
+    graph: Graph, values: Sequence[Any], aligned: tuple[bool, ...] = (), held: bool = False
+) -> Plan:
     """A plan with 32 x 32 tiles of two warps: several blocks, several tiles, few threads."""
 
     def small(counts: Any, *_: Any) -> list[Tiles]:
         whole = max(size for step in counts.passes for size in step.terms)
-        return [Tiles("fragments", 32, 32, round_up(whole, FRAGMENT), 0, 16, 4)]
+        return [Tiles("fragments", 32, 32, round_up(whole, FRAGMENT), 0, 16, 4, held=held)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiling, "candidates", small)
@@ -99,12 +101,35 @@ def test_each_wait_and_each_barrier_is_needed(name: str, number: int) -> None:
         assert all(is_right(without, values, schedule=schedule) for schedule in SCHEDULES)
 
 
+def test_rows_are_read_into_registers_once_they_are_there() -> None:
+    values = tensors()
+    plan = small_plan(causal.trace().graph, values, held=True)
+    text = emit(plan).text
+    assert is_right(Run(plan, "race"), values)
+    (barrier,) = re.finditer(r"__syncthreads\(\);  // Q is there", text)
+    wait = text.rindex("copy_async_wait<0>();", 0, barrier.start())
+    for begin, end in ((wait, barrier.start()), barrier.span()):
+        without = Without(plan, begin, end, checker="race")
+        with pytest.raises(EmulatorFinding, match="data race"):
+            assert all(is_right(without, values, schedule=schedule) for schedule in SCHEDULES)
+
+
 @pytest.mark.parametrize("aligned", [(), (False, False, False)])
 def test_no_race_is_found_under_twenty_seeds(aligned: tuple[bool, ...]) -> None:
     values = tensors()
     run = Run(small_plan(sums_of_two_walks.trace().graph, values, aligned), "race")
     for dice in range(20 if not aligned else 3):
         assert is_right(run, values, schedule=SCHEDULES[dice % 3], dice=dice), dice
+
+
+def test_heads_follow_each_other_as_many_as_the_cache_holds() -> None:
+    """Of six there are four, and the two that are left; then even one is too many."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = (3, 4, 40, HEAD_DIM), (3, 2, 70, HEAD_DIM), (3, 2, 70, V_HEAD_DIM)
+    values = [torch.randn(shape, generator=generator).half() for shape in shapes]
+    whole = small_plan(causal.trace().graph, values)
+    for near in (300, 1):
+        assert is_right(Run(replace(whole, kernels=(replace(whole.kernels[0], near=near),))), values), near
 
 
 def test_bits_depend_on_no_seed() -> None:
