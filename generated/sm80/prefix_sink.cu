@@ -75,14 +75,15 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   const int all = p.batch * p.kv_heads;
   const int together = minimum(maximum(93622 / maximum(p.kv_len, 1), 1), all);
-  int near = again(blockIdx.x), rest = take(near, together * tiles * p.group);
+  int near = all * tiles * p.group - 1 - again(blockIdx.x);  // what is left over comes first
+  int rest = take(near, together * tiles * p.group);
   near *= together;  // the first of them
   block.g = take(rest, p.group);
   near += take(rest, minimum(together, all - near));
   block.hk = take(near, p.kv_heads);
   block.b = near;
   block.h = block.hk * p.group + block.g;
-  block.q_start = (tiles - 1 - rest) * BLOCK_Q;
+  block.q_start = rest * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
