@@ -492,7 +492,7 @@ class ForwardLoop:
         """The length of an axis in the text."""
         return self.scope.length(axis)
 
-    def positions(self, axes: Sequence[Axis], *others: str) -> str:
+    def count(self, axes: Sequence[Axis], *others: str) -> str:
         """How many positions some axes have together, times ``others``."""
         return " * ".join([*others, *map(self.length, axes)])
 
