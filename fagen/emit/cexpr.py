@@ -440,6 +440,8 @@ class Lowering:
         a, b = self._done[x], self._done[y]
         if isinstance(y, Const) and not isinstance(x, Const) and _has_reciprocal(float(y.value)):
             return self._codes.make("{} * (1.0f / {})", (a, b), "float", PRODUCT, (PRODUCT, UNARY))
+        if self._shared.fast:
+            return self._codes.call("divide", (a, b), "float", 8)
         return self._codes.infix("/", a, b, "float", PRODUCT, 8)
 
     def _quotient(self, node: Map, x: Node, y: Node) -> Code:

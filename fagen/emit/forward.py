@@ -24,7 +24,6 @@ from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
-    ON_TENSOR_CORES,
     ForwardLoop,
     PartText,
     Phase,
@@ -55,7 +54,7 @@ from fagen.ir.graph import (
 )
 from fagen.plan.layout import nearest
 from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, SharedTile, Storage
-from fagen.plan.space import VECTOR
+from fagen.plan.space import ON_TENSOR_CORES, VECTOR
 
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
@@ -90,6 +89,8 @@ class LoopBuilder:
         """Whether all that is made of elements are weights, which are rounded to 16 bits."""
         self.bits = scope.kernel.tiling == "fragments"
         """Whether the columns of a thread that count are told as the bits of a number."""
+        self.finds_rows = self.bits
+        """Whether rows look for their own places in sorted tables, between those of their tile."""
         self.stage = unscaled(scope.kernel.stage)
         assert self.stage.walk is not None
         self.walk_axis: Axis = self.stage.walk
@@ -335,8 +336,6 @@ class LoopBuilder:
         loop = loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis)
         guard_split, (begins, ends, rest, sought) = None, self.bounds(walk, lower, number)
         if guard_code is not None and apart:  # in a function of its own
-            if rest and not self.bits:
-                begins, ends, rest = [], [], [guard_code]
             tests = [*begins, *ends, *rest, *(lower(place.search.value) for place in sought)]
             guard_split = scope.split([(code, ELEMENT) for code in tests])
             self.column += guard_split.at(COLUMN)
@@ -500,7 +499,7 @@ class LoopBuilder:
         sought: list[RowPlace] = []
         ranges = self.kernel.ranges[number]
         for condition in conjuncts(walk.guard):
-            places = row_places(condition, ranges) if ranges and self.bits and self.row_axis else ()
+            places = row_places(condition, ranges) if ranges and self.finds_rows and self.row_axis else ()
             for place in places:
                 name = self.place_name(place)
                 (ends if place.upper else begins).append(codes.leaf(f"row.{name}", "int32", ROW))

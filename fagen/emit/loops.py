@@ -12,6 +12,7 @@ from fagen.emit.scope import Scope, block_name
 from fagen.ir import graph as ir
 from fagen.ir.graph import FALSE, TRUE, Axis, Const, Index, Node
 from fagen.plan.prepare import mapped
+from fagen.plan.space import ON_TENSOR_CORES
 
 BEFORE = Place(phase=1)
 """What is computed once a block, before the loop."""
@@ -65,6 +66,7 @@ class _Loop:
         self.scope = scope
         self.ranges = ranges
         self.row_axis = row_axis
+        self.by_warp = scope.kernel.tiling in ON_TENSOR_CORES  # all threads of a warp look for tiles
         self.before: list[Statement] = []
         self.tile: list[Statement] = []
         leaf = scope.codes.leaf
@@ -137,9 +139,7 @@ class _Loop:
         together: list[Search] = []
         for search in self.ranges.searches:
             before = {other.symbol for other in together}
-            if self.scope.kernel.tiling != "fragments" or before & set(
-                ir.walk([*search.fixed, search.value])
-            ):
+            if not self.by_warp or before & set(ir.walk([*search.fixed, search.value])):
                 yield together
                 together = []
             together.append(search)
@@ -155,7 +155,7 @@ class _Loop:
             sign = "<" if search.side == "left" else "<="
             tests.append(f"[&](int i) {{ return {self.element(search)} {sign} {said.text(value, SUM)}; }}")
         lengths = [self.scope.length(search.table.layout[-1]) for search in searches]
-        if self.scope.kernel.tiling != "fragments":
+        if not self.by_warp:
             for search, length, test in zip(searches, lengths, tests, strict=True):
                 found = self.scope.codes.leaf(f"partition_point({length}, {test})", "int32", BEFORE)
                 self.name(search.symbol, found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
-from fagen.derive.intervals import OWN_FIRST, OWN_LAST
+from fagen.derive.intervals import OWN_FIRST, OWN_LAST, RowPlace
 from fagen.derive.invariance import free_references
 from fagen.derive.running import old
 from fagen.derive.signs import falls
@@ -20,9 +20,10 @@ from fagen.derive.terms import term_of
 from fagen.derive.unscale import common_factor
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Partial, Product, State, Walk
-from fagen.emit.cexpr import HEAD
-from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Statement, Variable
+from fagen.emit.cexpr import HEAD, Lowering
+from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Split, Statement, Variable
 from fagen.emit.forward import LoopBuilder, Term
+from fagen.emit.loops import LoopText
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
@@ -166,6 +167,8 @@ class ForwardRoles(ForwardLoop):
     out: CopyText | None
     """The tile through which they leave."""
     section: str
+    announced: tuple[str, ...]
+    """Places in sorted tables that are announced with a work: rows look for their own between them."""
     ascends: bool
     """Whether rows have the less to do the later they come, and the first tile is the one to begin with."""
 
@@ -209,6 +212,11 @@ class ForwardRoles(ForwardLoop):
     def rescales_first(self) -> bool:
         """Whether sums are rescaled before, not after, what is added to them: the more there are."""
         return self.widest > 128
+
+    def weighs_beside(self, walk: WalkText) -> bool:
+        """Whether a consumer weighs a tile while its sums of the tile before are made: of two consumers the
+        other may have nothing to multiply meanwhile, of more one has."""
+        return self.roles.consumers <= 2 and bool(self.rescaled(walk)) and not self.rescales_first
 
     @cached_property
     def widest(self) -> int:
@@ -483,7 +491,8 @@ class ForwardRoles(ForwardLoop):
     @property
     def by_warp(self) -> bool:
         """Whether a warp, not one thread of it, says which tiles there are."""
-        return any(map(self.seeks, self.walks))
+        sorted_ = any(ranges is not None and ranges.searches for ranges in self.scope.kernel.ranges)
+        return sorted_ or any(map(self.seeks, self.walks))
 
     def upward(self, walk: WalkText) -> bool:
         """Whether the first tile comes first: where values fall along the walk, maxima change least then."""
@@ -533,6 +542,8 @@ class _Builder(LoopBuilder):
         self.levels_made = levels(self.stage)
         self.kept = kept(self.levels_made)
         self.vanishing: set[int] = set()
+        self.finds_rows = not self.levels_made and len(self.stage.walks) == 1
+        self.announced: list[str] = []
         if self.levels_made:
             scope.splitter.places.element = "[r][c]"
             (walk,) = self.stage.walks
@@ -579,6 +590,20 @@ class _Builder(LoopBuilder):
         )
         self.tiles[key] = made
         return made
+
+    @property
+    def first_place(self) -> int:
+        """Where in what is announced of a work the places lie."""
+        return 1 + len(self.kernel.grid_axes)
+
+    def place(self, place: RowPlace, loop: LoopText, lower: Lowering, split: Split) -> Statement:
+        """The places of a tile are those that were announced."""
+        words: dict[Node, str] = {}
+        for symbol in (place.lowest, place.highest):
+            if loop.places[symbol] not in self.announced:
+                self.announced.append(loop.places[symbol])
+            words[symbol] = f"work[{self.first_place + self.announced.index(loop.places[symbol])}]"
+        return super().place(place, replace(loop, places=words), lower, split)
 
     def maskable(self, walk: Walk, maxima: Sequence[Node]) -> Sequence[Node]:
         """Products before what is made of them: tiles of which all elements count then need no other text."""
@@ -697,7 +722,11 @@ class _Builder(LoopBuilder):
                 "rows of a block, columns of a tile",
             ),
             ("int", f"ROW_STAGES = {roles.own_stages}, STAGES = {roles.stages}", "buffers of each tile"),
-            ("int", f"WORKS = {WORKS}, WORDS = {1 + len(kernel.grid_axes)}", "works announced at once"),
+            (
+                "int",
+                f"WORKS = {WORKS}, WORDS = {self.first_place + len(self.announced)}",
+                "works announced at once",
+            ),
             (
                 "int",
                 ", ".join([f"LANES = 4, ROWS = 2, COLUMNS = {walk} / LANES", *shares]),
@@ -771,6 +800,7 @@ class _Builder(LoopBuilder):
             epilogue=epilogue,
             out=outs[0] if staged else None,
             section=self.section(),
+            announced=tuple(self.announced),
             ascends=self.ascends(loop),
         )
 

@@ -13,10 +13,7 @@ from fagen.emit.scope import Scope, axis_name, block_name, said
 from fagen.ir.graph import Axis
 from fagen.plan.cost import tiles_of
 from fagen.plan.plan import GROUP_AXIS, KernelPlan
-from fagen.plan.space import groups
-
-ON_TENSOR_CORES = ("fragments", "warpgroups")
-"""Tilings whose sums of products are the factors of the next products where they are."""
+from fagen.plan.space import ON_TENSOR_CORES, groups
 
 
 @dataclass(frozen=True)

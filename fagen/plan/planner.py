@@ -22,7 +22,7 @@ from fagen.plan.cost import Model, buffer_lives, near_positions
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
 from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, range_of, stage_roots
-from fagen.plan.space import Tiles, shared_tiles
+from fagen.plan.space import ON_TENSOR_CORES, Tiles, shared_tiles
 from fagen.plan.tiling import (
     Ranked,
     fallbacks,
@@ -388,7 +388,7 @@ def _range(walk: Walk, stage: Stage, tile_axis: Axis | None, tiles: Tiles) -> Ra
     """What bounds the loop of a walk: warps that search together find several places as fast as they read
     one value."""
     found = range_of(walk, stage, tile_axis)
-    return sought(found) if found is not None and tiles.tiling == "fragments" else found
+    return sought(found) if found is not None and tiles.tiling in ON_TENSOR_CORES else found
 
 
 def _slower(other: Ranked, best: Ranked) -> str:

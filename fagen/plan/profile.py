@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from fagen.derive.intervals import RangePlan, ranges
+from fagen.derive.intervals import RangePlan, ranges, row_places, sought
 from fagen.derive.magnitudes import FP16_MAX, largest_weight
+from fagen.derive.terms import conjuncts
 from fagen.derive.walk import Stage, Walk
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Load, Map, Node, Random, Reduce
@@ -176,6 +177,8 @@ class Profile:
     """Query heads of a key head that share the rows of a tile."""
     by_warp: bool
     """Where warps have roles: whether all of one looks for tiles, or brings values of columns."""
+    places: int
+    """Where warps have roles: how many places in sorted tables one looks for and announces."""
 
     @property
     def holds_rows(self) -> bool:
@@ -301,7 +304,7 @@ def profile(
                     *(Access(partial.name, partial.symbol.axes, 4) for partial in walk.partials),
                 ),
                 slots=_slots([*loaded[0], *loaded[1], *values]),
-                columns=_columns(weighed, tile_axis, stage.walk),
+                columns=_columns([_tested(walk, stage, tile_axis), *weighed[1:]], tile_axis, stage.walk),
                 elements=sum(
                     isinstance(node, Input | Load | Random) and {tile_axis, stage.walk} <= set(node.axes)
                     for node in ir.walk(weighed)
@@ -331,6 +334,7 @@ def profile(
         group=group,
         by_warp=any(step.levels and step.columns for step in passes)
         or (schedule in LOOPS and any(_seeks(walk, stage, tile_axis) for walk in stage.walks)),
+        places=len(bounded.searches) if (bounded := _places(stage, tile_axis)) else 0,
     )
 
 
@@ -342,11 +346,31 @@ def range_of(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | No
 
 
 def _seeks(walk: Walk, stage: Stage, tile_axis: Axis | None) -> bool:
-    """Whether what is known of each tile, not where several ranges lie, decides which are visited."""
+    """Whether what is known of each tile, not where several ranges lie, decides which are visited, or places
+    in sorted tables do."""
     found = range_of(walk, stage, tile_axis)
-    if found is None or len(found.ranges) > 1:
+    if found is None:
         return False
-    return found.may is not ir.TRUE or found.needs_block_map
+    if sought(found).searches:
+        return True
+    return len(found.ranges) < 2 and (found.may is not ir.TRUE or found.needs_block_map)
+
+
+def _places(stage: Stage, tile_axis: Axis | None) -> RangePlan | None:
+    """What bounds the walk of a stage, if rows may look for their own places in sorted tables: it is the one
+    walk, whose products come first."""
+    if len(stage.walks) > 1 or not stage.walks or warpgroups.levels(stage):
+        return None
+    found = range_of(stage.walks[0], stage, tile_axis)
+    return sought(found) if found is not None else None
+
+
+def _tested(walk: Walk, stage: Stage, tile_axis: Axis | None) -> Node:
+    """What is asked of each element, beside where it lies among the places of its row."""
+    found = _places(stage, tile_axis)
+    if found is None:
+        return walk.guard
+    return ir.conjunction(*(c for c in conjuncts(walk.guard) if not row_places(c, found)))
 
 
 def own_tiles(walk: Walk) -> list[tuple[Node, Axis]]:

@@ -12,6 +12,8 @@ from fagen.plan.profile import LOOPS, PLAIN_SLOTS, RANDOM_SLOTS, Pass, Profile
 
 PAD = 4
 """Elements added to a row of a tile: its vectors then start on different banks."""
+ON_TENSOR_CORES: tuple[Tiling, ...] = ("fragments", "warpgroups")
+"""Tilings whose sums of products are the factors of the next products where they are."""
 VECTOR = 4
 """fp32 elements of one access."""
 CHUNK = 8
@@ -120,6 +122,7 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
             len(last.levels) > 1 or bool(last.apart),
             last.columns if last.levels else 0,
             last.kept,
+            profile.places,
         )
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end

@@ -168,6 +168,7 @@ def layout(
     level_by_level: bool = False,
     values: int = 0,
     kept: int = 0,
+    places: int = 0,
 ) -> list[tuple[str, Storage, int, int, int, int, int]]:
     """The fields of each `SharedTile`, and its bytes.
 
@@ -175,7 +176,8 @@ def layout(
     and of its sums; a work has a position of each of so many axes of the grid, beside its rows, and a tile
     one of each of the outer axes. A tile's buffers follow one another; tiles of different walks overlap.
     Where products are made ``level_by_level``, those after the first have a pipe of their own, and a warp
-    brings ``values`` of each column; so many of their products are ``kept`` for later ones.
+    brings ``values`` of each column; so many of their products are ``kept`` for later ones. With a work so
+    many ``places`` in sorted tables are announced.
     """
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
@@ -212,7 +214,7 @@ def layout(
     }
     for name, words in (
         ("values", values * VALUE_BYTES // 4 * columns * roles.stages),
-        ("works", WORKS * (1 + grid_axes)),
+        ("works", WORKS * (1 + grid_axes + places)),
         ("visits", visit_words(outer_axes) * visit_count(roles)),
         ("places", 4 * PARTS if roles.adders else 0),
         *((name, 4 * count) for name, count in pipes.items()),

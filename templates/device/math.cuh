@@ -3,6 +3,7 @@
 //   expf exp2f logf log2f tanhf erff sqrtf rsqrtf sinf cosf fabsf floorf fminf fmaxf fmaf INFINITY as in CUDA
 //   exp2_approx(x) tanh_approx(x)   the hardware's own: to 2 ulp, subnormals as 0; to 2^-11 of the result
 //   sin_approx(x) cos_approx(x)     to 2^-16 where x is at most 10^6: further out floats are too far apart for it
+//   divide(x, y)                    x / y to the nearest, to 2 ulp where y is beyond 2^126: no call and no branch
 //   maximum(x, y) minimum(x, y)     float (a NaN wins), int32, int64
 //   floor_div(x, y) floor_mod(x, y) Python's // and % for int32, int64 and float; integers by 0 give 0
 #pragma once
@@ -19,6 +20,14 @@ __device__ __forceinline__ float tanh_approx(float x) {
   float result;
   asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
+}
+
+__device__ __forceinline__ float divide(float x, float y) {
+  float near, inverse;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(near) : "f"(x), "f"(y));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(y));
+  const float nearest = fmaf(fmaf(-near, y, x), inverse, near);
+  return fabsf(nearest) < INFINITY ? nearest : near;
 }
 
 // x without its whole turns, of 2 pi in two parts.

@@ -36,6 +36,10 @@ inline float tanh_approx(float x) {
   return tanhf(x);
 }
 
+inline float divide(float x, float y) {
+  return x / y;
+}
+
 inline float sin_approx(float x) {
   return sinf(x);
 }
