@@ -70,7 +70,7 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
-  block.x0 = exp2f(float(block.h + 1) * (-8.0f / float(p.kv_heads * p.group)));
+  block.x0 = exp2f(float(block.h + 1) * divide(-8.0f, float(p.kv_heads * p.group)));
   block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
   block.O = p.O + block.b * p.O_b + block.h * p.O_h;
   return block;
