@@ -124,6 +124,26 @@ def test_tiles_far_apart_are_found() -> None:
     assert (out.double() - weights @ v.double()).abs().max() < 0.02
 
 
+@pytest.mark.cxx
+@pytest.mark.parametrize("before", [0, 70])
+def test_rows_find_their_places_in_sorted_tables(before: int) -> None:
+    """Documents of one key and of hundreds, in two sequences; causal, with keys before the first query."""
+    generator = torch.Generator().manual_seed(9)
+    n = 330
+    q = torch.randn(2, 2, n - before, 16, generator=generator).bfloat16()
+    k, v = (torch.randn(2, 1, n, 16, generator=generator).bfloat16() for _ in range(2))
+    lengths = torch.tensor([[1, 1, 200, 3, 64, 61], [90, 38, 2, 100, 99, 1]])
+    ids = torch.stack([torch.arange(6).repeat_interleave(row) * 2 - 3 for row in lengths]).int()
+    table = fg.capture(ids, "b s", sorted=True)
+    same = table[fg.b, fg.q + before] == table[fg.b, fg.kv]
+    with emulation(schedule="random", seed=3):
+        out = fg.attention(q, k, v, mask=fg.causal() & same, family="sm90")
+    allowed = (ids[:, before:, None] == ids[:, None]) & torch.ones(n, n).tril().bool()[before:]
+    scores = q.double() @ k.double().mT / 4
+    weights = scores.masked_fill(~allowed[:, None], -torch.inf).softmax(-1)
+    assert (out.double() - weights @ v.double()).abs().max() < 0.02
+
+
 def test_operands_that_are_not_in_memory_are_refused() -> None:
     with pytest.raises(PlanError, match="not in memory as it is multiplied"):
         computed_keys.options(family="sm90")(*tensors(computed_keys))
