@@ -213,11 +213,6 @@ class ForwardRoles(ForwardLoop):
         """Whether sums are rescaled before, not after, what is added to them: the more there are."""
         return self.widest > 128
 
-    def weighs_beside(self, walk: WalkText) -> bool:
-        """Whether a consumer weighs a tile while its sums of the tile before are made: of two consumers the
-        other may have nothing to multiply meanwhile, of more one has."""
-        return self.roles.consumers <= 2 and bool(self.rescaled(walk)) and not self.rescales_first
-
     @cached_property
     def widest(self) -> int:
         """The most features of a sum."""
