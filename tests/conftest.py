@@ -2,6 +2,7 @@
 
 import collections
 import difflib
+import gc
 import os
 import re
 import sys
@@ -72,6 +73,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     _required()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collection made out of later collections of garbage."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -61,7 +61,7 @@ def test_the_command_prints_a_table_and_writes_all_figures(monkeypatch: pytest.M
     pytest.importorskip("typer", reason="needs typer: it reads the command line")
     from command_line import fagen
 
-    monkeypatch.setattr("fagen.cli.bench._needs_gpu", lambda what: CPU)
+    monkeypatch.setattr("fagen.cli.bench._needs_gpu", lambda what, predicted=False: CPU)
     monkeypatch.setattr("fagen.bench.stopwatch.GpuStopwatch", Watch)
     path = tmp_path / "x.json"
     done = fagen(
@@ -85,7 +85,7 @@ def test_what_is_measured_before_an_interruption_is_shown(monkeypatch: pytest.Mo
     pytest.importorskip("typer", reason="needs typer: it reads the command line")
     from command_line import fagen
 
-    monkeypatch.setattr("fagen.cli.bench._needs_gpu", lambda what: CPU)
+    monkeypatch.setattr("fagen.cli.bench._needs_gpu", lambda what, predicted=False: CPU)
     monkeypatch.setattr("fagen.bench.stopwatch.GpuStopwatch", lambda: Interrupted(2))
     options = ["bench", "--head-dim", 16, "--batch", 1, "--q-heads", 2, "--family", "simt", "--peer", "none"]
     done = fagen(*options, "--variant", "causal", "--length", "40,40", "--rounds", 1, "--markdown")
