@@ -445,7 +445,7 @@ def problem_of(
     features = feature_axes(graph)
     fixed = tuple(sorted((axis, length) for axis, length in sizes.items() if axis in features))
     classes = () if open_lengths else length_classes(graph, fixed, sizes, arch_for(arch))
-    few = (GROUP_AXIS not in features) and "few" in dict(classes).values()
+    few = GROUP_AXIS not in features and "few" in dict(classes).values()
     group = sizes.get(GROUP_AXIS, 1) if few else 1
     return Problem(graph, arch, family, fixed, inputs, classes, group=group, deterministic=deterministic)
 

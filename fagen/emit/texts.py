@@ -13,6 +13,7 @@ from fagen.emit.scope import Scope, axis_name, block_name, said
 from fagen.ir.graph import Axis
 from fagen.plan.cost import tiles_of
 from fagen.plan.plan import GROUP_AXIS, KernelPlan
+from fagen.plan.profile import axes_along
 from fagen.plan.space import ON_TENSOR_CORES, groups
 
 
@@ -417,10 +418,7 @@ class ForwardLoop:
         to the last that an operand of the walk has. Empty where that does not matter."""
         if not self.scope.kernel.near or self.even:
             return ()
-        walks = self.scope.kernel.stage.walks
-        read = [term.walk for walk in walks for product in walk.products for term in product.terms]
-        read += [state.operand for walk in walks for state in walk.states if state.operand is not None]
-        axes = {axis for node in read for axis in node.axes}
+        axes = axes_along(self.scope.kernel.stage)
         count = max((i + 1 for i, axis in enumerate(self.grid_axes) if axis in axes), default=0)
         return self.grid_axes[:count]
 

@@ -35,8 +35,6 @@ from fagen.plan.tiling import (
     unshared,
 )
 
-WITH_ROLES = ("sm90",)
-"""Families whose warps have roles: some copy, others multiply."""
 ADDING = ("sm80", "sm90")
 """Families that add partial sums to memory."""
 WITHOUT_ROLES = "sm80"
@@ -204,7 +202,7 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
             f"family {problem.family!r} does not run on {where}",
             works=f"family= takes {', '.join(sorted(arch.families))} there",
         )
-    if problem.graph.direction == "backward" and problem.family in WITH_ROLES:
+    if problem.graph.direction == "backward" and problem.family in warpgroups.WITH_ROLES:
         return (problem.family, *(family for family in arch.families if family == WITHOUT_ROLES))
     return (problem.family,)
 
@@ -281,7 +279,7 @@ def _choose(
     axis = tile_axis_of(stage, schedule)
     misfits: list[Rejected] = []
     for family in families if schedule in LOOPS else ("simt",):
-        roles = family in WITH_ROLES
+        roles = family in warpgroups.WITH_ROLES
         how = "forward_roles" if roles else _loop_of(stage, schedule, family)
         counts = profile(stage, schedule if roles else how, axis, problem)
         reason = warpgroups.misfit(stage, problem, axis) if roles else None
@@ -305,7 +303,7 @@ def _choose(
         misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
     if misfits and misfits[-1].reason == reason and any(walk.partials for walk in stage.walks):
         raise PlanError(reason)
-    if problem.family in WITH_ROLES and misfits and misfits[-1].candidate == problem.family:
+    if problem.family in warpgroups.WITH_ROLES and misfits and misfits[-1].candidate == problem.family:
         raise PlanError(
             f"family {problem.family!r} can't run it: {misfits[-1].reason}", works="another family does"
         )

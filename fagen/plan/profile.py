@@ -380,6 +380,13 @@ def own_tiles(walk: Walk) -> list[tuple[Node, Axis]]:
     return list(dict.fromkeys(found))
 
 
+def axes_along(stage: Stage) -> set[Axis]:
+    """The axes of what a stage reads in tiles along its walk."""
+    read = [term.walk for walk in stage.walks for product in walk.products for term in product.terms]
+    read += [state.operand for walk in stage.walks for state in walk.states if state.operand is not None]
+    return {axis for node in read for axis in node.axes}
+
+
 def walk_tiles(walk: Walk) -> list[tuple[Node, Axis]]:
     """What products and weighted sums of a walk read along it, each once, by columns."""
     found = [(term.walk, term.over) for product in walk.products for term in product.terms]

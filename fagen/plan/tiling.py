@@ -15,7 +15,7 @@ from fagen.plan import warpgroups
 from fagen.plan.arch import Arch, arch_for
 from fagen.plan.cost import Cost, Model
 from fagen.plan.plan import GROUP_AXIS, Problem, Rejected, Schedule
-from fagen.plan.profile import LOOPS, Lengths, Profile, profile
+from fagen.plan.profile import LOOPS, Lengths, Profile, axes_along, own_tiles, profile
 from fagen.plan.space import (
     FRAGMENT,
     VECTOR,
@@ -121,7 +121,7 @@ def tile_axis_of(stage: Stage, schedule: Schedule) -> Axis | None:
     """
     if schedule == "rowwise":
         return stage.own[-1] if stage.own else None
-    walked = {axis for node in _walked(stage) for axis in node.axes}
+    walked = axes_along(stage)
     free = [axis for axis in stage.own if axis not in walked]
     return next((axis for axis in reversed(free) if axis != GROUP_AXIS), free[-1] if free else None)
 
@@ -131,31 +131,24 @@ def unshared(stage: Stage, tile_axis: Axis | None, family: str, problem: Problem
 
     Nothing that is read along the walk may differ between them, nor which of its elements count.
     """
-    walked = {axis for node in _walked(stage) for axis in node.axes}
+    walked = axes_along(stage)
     if tile_axis in (None, GROUP_AXIS) or GROUP_AXIS in walked:
         return "they read other columns"
     if any(GROUP_AXIS in walk.guard.axes for walk in stage.walks):
         return "other elements count for each"
     if stage.outer or any(walk.partials for walk in stage.walks):
         return "rows are summed over"
-    if family in ("sm90",):
+    if family in warpgroups.WITH_ROLES:
         if warpgroups.GROUP_ROWS % problem.group:
             return f"{warpgroups.GROUP_ROWS} rows are no multiple of {problem.group} heads"
-        if any("h" not in node.layout for node in _owned(stage) if isinstance(node, ir.Input)):
+        if any(
+            "h" not in node.layout
+            for walk in stage.walks
+            for node, _ in own_tiles(walk)
+            if isinstance(node, ir.Input)
+        ):
             return "they read the same rows"
     return None
-
-
-def _walked(stage: Stage) -> Iterator[ir.Node]:
-    """What a stage reads in tiles along its walk."""
-    for walk in stage.walks:
-        yield from (term.walk for product in walk.products for term in product.terms)
-        yield from (state.operand for state in walk.states if state.operand is not None)
-
-
-def _owned(stage: Stage) -> Iterator[ir.Node]:
-    """What a stage reads in tiles of its rows."""
-    return (term.own for walk in stage.walks for product in walk.products for term in product.terms)
 
 
 # ------------------------------------------------------------------------------------------ candidates
@@ -180,7 +173,7 @@ class Ranked:
 
 def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Iterator[Tiles]:
     """Every tiling that is tried, whether it fits or not."""
-    if family == "sm90":
+    if family in warpgroups.WITH_ROLES:
         whole = max((size for step in counts.passes for size in step.terms), default=0)
         (step, *_) = counts.passes
         for roles, columns in warpgroups.shapes(int(bool(step.partials)), len(step.levels)):

@@ -73,8 +73,9 @@ struct Row {
 __device__ __forceinline__ Block this_block(const Params& p) {
   Block block;
   const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
+  constexpr int HELD = 93622;  // columns whose operands take half of the L2 cache
   const int all = p.batch * p.kv_heads;
-  const int together = minimum(maximum(93622 / maximum(p.kv_len, 1), 1), all);
+  const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), all);
   int near = all * tiles * p.group - 1 - again(blockIdx.x);  // what is left over comes first
   int rest = take(near, together * tiles * p.group);
   near *= together;  // the first of them
