@@ -16,7 +16,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from fagen.errors import LaunchError, ToolchainError
@@ -45,6 +45,7 @@ class Gpu:
             raise LaunchError(f"cuda:{index} cannot be used", values={"reason": error}) from error
         self._handle: int = self._context.handle
         self._stream = _stream_of_torch()
+        self._elsewhere = partial(_empty, f"cuda:{index}")
         self._lock = threading.RLock()
         self._loaded: dict[str, Mapping[str, Any]] = {}
         self._sides: dict[int, _Side] = {}
@@ -71,14 +72,20 @@ class Gpu:
         """The handle of torch's current stream on this GPU; 0 is its default."""
         return self._stream(self.index)
 
+    def allocator(self) -> Callable[..., Any]:
+        """What makes a tensor of a shape, strides and a dtype on this GPU, all of its elements undefined."""
+        here, empty = _allocator_of_torch()
+        return empty if here() == self.index else self._elsewhere
+
     def counter(self, stream: int) -> Any:
         """A number on the device, 0 between launches, that those of one stream count with.
 
-        A launch that is captured has a number of its own: it may be replayed beside others.
+        A launch that is captured, never on the default stream, has a number of its own: it may be replayed
+        beside others.
         """
         import torch
 
-        if torch.cuda.is_current_stream_capturing():
+        if stream and torch.cuda.is_current_stream_capturing():
             return torch.zeros(1, dtype=torch.int32, device=f"cuda:{self.index}")
         found = self._counters.get(stream)
         if found is None:
@@ -230,6 +237,22 @@ def _stream_of_torch() -> Callable[[int], int]:
 
     direct = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls
     return direct or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
+
+
+@lru_cache(maxsize=1)
+def _allocator_of_torch() -> tuple[Callable[[], int], Callable[..., Any]]:
+    """What gives torch's current device, and what makes a tensor on it without torch's dispatch of operators:
+    what code that torch's own compiler wrote calls."""
+    import torch
+
+    own: Any = torch._C
+    return own._cuda_getDevice, own._dynamo.guards._empty_strided_cuda
+
+
+def _empty(device: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
+    import torch
+
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _parameter_offset(image: bytes, names: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
+from operator import getitem, itemgetter
 from typing import Any, TypeAlias
 
 from fagen.emit.params import Field, TensorId, codes_of, pack
@@ -79,7 +80,7 @@ class Packer:
     ``scalars`` the positions of the arguments whose values.
     """
 
-    __slots__ = ("_addresses", "_maps", "_members", "_numbers", "_pack", "data", "offsets", "scalars")
+    __slots__ = ("_constants", "_maps", "_order", "_pack", "data", "offsets", "scalars")
 
     def __init__(
         self,
@@ -91,49 +92,38 @@ class Packer:
         values = [known(field) for field in fields]
         zeros = [b"" if code.endswith("s") else 0 for code in codes]
         whole = pack(fields, [z if value is None else value for z, value in zip(zeros, values, strict=True)])
-        self.data: list[TensorId | None] = []
-        self.scalars: list[int] = []
-        self.offsets: list[int] = []
-        self._members: list[Any] = []  # what stands between those each call gives, and room for those
-        self._addresses: list[int] = []  # places among the members
-        self._numbers: list[int] = []
-        self._maps: list[tuple[int, Encoded]] = []
-        of_maps: list[tuple[TensorId, int]] = []
-        done, codes_of_members = 0, "@"  # as C does: what is too large for a float is infinite
+        maps = [field for field in fields if field.source[0] == "map"]
+        pointers = [field for field in fields if field.source[0] in ("data", "seed", "counter")]
+        numbers = [field for field in fields if field.source[0] == "scalar"]
+        addressed = [*maps, *pointers]
+        self.data = [_tensor(field) for field in addressed]
+        self.offsets = [offsets[fields.index(field)] for field in addressed]
+        self.scalars = [field.source[1] for field in fields if field.source[0] == "scalar"]
+        self._maps: list[Encoded] = [encoded(field) for field in maps] if encoded else []
+        given = [*[None] * len(maps), *pointers, *maps, *numbers]  # addresses, then what `__call__` adds
+        constants: list[bytes] = []  # what stands between those
+        order: list[int] = []
+        done, members = 0, "@"  # as C does: what is too large for a float is infinite
         for field, offset, code in zip(fields, offsets, codes, strict=True):
-            source = field.source
-            if source[0] not in ("data", "seed", "counter", "map", "scalar"):
-                continue
-            codes_of_members += f"{offset - done}s{code}"
-            self._members += [whole[done:offset], 0]
-            place = len(self._members) - 1
-            done = offset + struct.calcsize(code)
-            if source[0] == "scalar":
-                self._numbers.append(place)
-                self.scalars.append(source[1])
-            elif source[0] == "map":
-                assert encoded is not None
-                self._maps.append((place, encoded(field)))
-                of_maps.append((source[1], offset))
-            else:
-                self._addresses.append(place)
-                self.data.append(
-                    source[1] if source[0] == "data" else ("counter", 0) if source[0] == "counter" else None
-                )
-                self.offsets.append(offset)
-        self.data += [tensor for tensor, _ in of_maps]
-        self.offsets += [offset for _, offset in of_maps]
-        self._members.append(whole[done:])
-        self._pack = struct.Struct(f"{codes_of_members}{len(whole) - done}s").pack
+            if field in given:
+                order += len(given) + len(constants), given.index(field)
+                constants.append(whole[done:offset])
+                members += f"{offset - done}s{code}"
+                done = offset + struct.calcsize(code)
+        order.append(len(given) + len(constants))
+        constants.append(whole[done:])
+        self._constants = tuple(constants)
+        self._order = itemgetter(*order, order[-1])  # of one thing it would give no tuple
+        self._pack = struct.Struct(f"{members}{len(whole) - done}s0s").pack
 
     def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> bytes:
         """The bytes of the struct."""
-        members = self._members.copy()
-        for place, address in zip(self._addresses, addresses):  # noqa: B905 (called for every launch)
-            members[place] = address
-        if self._maps:
-            for (place, maps), address in zip(self._maps, addresses[len(self._addresses) :]):  # noqa: B905
-                members[place] = maps[address]
-        for place, number in zip(self._numbers, numbers):  # noqa: B905
-            members[place] = number
-        return self._pack(*members)
+        maps = map(getitem, self._maps, addresses)
+        return self._pack(*self._order((*addresses, *maps, *numbers, *self._constants)))
+
+
+def _tensor(field: Field) -> TensorId | None:
+    """Whose address a field gives, or is made of; None: the seed's."""
+    if field.source[0] == "data" or field.source[0] == "map":
+        return field.source[1]
+    return ("counter", 0) if field.source[0] == "counter" else None
