@@ -80,7 +80,9 @@ def call_kernel(kernel: Held, args: tuple[Any, ...]) -> Tensor | Outputs:
     """The outputs of a compiled kernel; what it captured stands for last arguments that are not given."""
     if torch.compiler.is_compiling():
         return _one(torch_op.through_operator(_kernel_key(kernel.key, len(args)), args))
-    return call(kernel.compiled.problem.graph, _completed(kernel, args), kernel.option, kernel.compiled)
+    compiled = kernel.compiled
+    given = _completed(kernel, args) if kernel.captured else args
+    return call(compiled.problem.graph, given, kernel.option, compiled)
 
 
 def _completed(kernel: Held, args: Sequence[Any]) -> Sequence[Any]:

@@ -8,8 +8,6 @@ gradient is recorded, and modes of torch that see operations or change dtypes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import torch
@@ -22,7 +20,6 @@ MOST_RECENT = 4
 _ALIGNED = 16  # bytes: what `values.aligned` asks of an address
 
 _guards: Any = torch._C._dynamo.guards
-_address = Tensor.data_ptr
 
 
 class Recent:
@@ -47,4 +44,9 @@ class Recent:
             if [given[i].__class__ for i in self._numbers] != self._kinds:
                 return False
             given = [given[i] for i in self._tensors]
-        return self._same(*given) and not reduce(or_, map(_address, given)) % _ALIGNED
+        if not self._same(*given):
+            return False
+        for tensor in given:
+            if tensor.data_ptr() % _ALIGNED:
+                return False
+        return True

@@ -12,6 +12,7 @@ from fagen.ir.graph import FALSE, Axis, Graph, Input, Node, Scalar, split_heads
 from fagen.lang.axes import parse_layout
 from fagen.lang.expr import (
     Expr,
+    Tracing,
     capture,
     captures_of,
     describe,
@@ -31,13 +32,12 @@ from fagen.lang.ops import (
     dropout_threshold,
     logsumexp,
     logsumexp_with_sink,
-    ordinals,
     rsqrt,
     softmax,
     where,
 )
 from fagen.lang.ops import dropout as drop
-from fagen.lang.trace import Traced, Tracing, numbered
+from fagen.lang.trace import Traced, numbered
 
 LAYOUTS = {"bhsd": ("b h q d", "b hk kv d", "b hk kv dv"), "bshd": ("b q h d", "b kv hk d", "b kv hk dv")}
 """The axes in memory of q, k and v for each ``layout``."""
@@ -49,15 +49,17 @@ ScoreLike = Callable[[Expr], Any]
 
 
 @lru_cache(maxsize=8)
-def _start(layout: str) -> tuple[tuple[Input, ...], Expr, Expr, tuple[Axis, ...]]:
-    """What every such program has: its arguments, ``q k``, v, and the layout of its result."""
+def _start(layout: str) -> tuple[tuple[Input, ...], Expr, Expr, Expr, tuple[Axis, ...]]:
+    """What every such program has: its arguments, ``q k``, that by the default scale, v, and the layout of
+    its result."""
     arguments = tuple(
         Input(name, place, parse_layout(axes), "float", False)
         for place, (name, axes) in enumerate(zip("qkv", LAYOUTS[layout], strict=True))
     )
     q, k, v = map(Expr, arguments)
     result = tuple("dv" if axis == "d" else axis for axis in arguments[0].layout)
-    return arguments, dot(q, k, over="d"), v, result
+    s = dot(q, k, over="d")
+    return arguments, s, s * rsqrt(size("d")), v, result
 
 
 def attention(
@@ -82,23 +84,23 @@ def attention(
     several = isinstance(score, (list, tuple))  # "list | tuple" would be a new object each time
     scores: Sequence[Any] = score if several else () if score is None else (score,)  # type: ignore[assignment]
     names = tuple([_score_name(function) for function in scores])
-    with Tracing("attention"):
-        s = _start(layout)[1] * _scale(scale)
+    with Tracing("attention") as program:
+        _, products, s, *_ = _start(layout)
+        if scale is not None:
+            s = products * _scale(scale)
         for i, function in enumerate(scores):
             s = _scored(function, names[i], s)
         if bias is not None:
             s = s + _bias(bias)
         kept = None if mask is None else _mask(mask)
         logit = None if sink is None else _sink(sink)
-        count = ordinals.get()
-        assert count is not None
         captures = captures_of(kept, s, logit)
         graph, used = _weighted(
             s.node,
             None if kept is None else node_of(kept),
             None if logit is None else logit.node,
             dropout_threshold(dropout),
-            count.used,
+            program.dropouts,
             bool(return_lse),
             layout,
             tuple([each.node for each in captures]),
@@ -123,7 +125,7 @@ def _weighted(
 
     ``held`` and the result are those of `numbered`, ``about`` what `_about` takes.
     """
-    arguments, _, v, result = _start(layout)
+    arguments, *_, v, result = _start(layout)
     scores, logit = Expr(s), None if sink is None else Expr(sink)
     if kept is not None:
         scores = where(Expr(kept), scores, -inf)
@@ -138,12 +140,7 @@ def _weighted(
     return numbered("attention", arguments, (out, lse), ("out", "lse"), layouts, text, held)
 
 
-_DEFAULT_SCALE = rsqrt(size("d"))
-
-
-def _scale(scale: float | Expr | None) -> Expr:
-    if scale is None:
-        return _DEFAULT_SCALE
+def _scale(scale: float | Expr) -> Expr:
     if isinstance(scale, Expr):
         return scale
     if not is_number(scale):

@@ -155,15 +155,34 @@ def scalar(x: float | int, *, name: str = "scalar") -> Expr:
 
 # ------------------------------------------------------------------------------------------ errors, constants
 
-program_name: ContextVar[str] = ContextVar("program_name", default="")
-"""The program being traced, for messages."""
+
+class Tracing:
+    """Within it, errors name the program and its dropouts are counted."""
+
+    __slots__ = ("_outer", "dropouts", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dropouts = 0
+
+    def __enter__(self) -> Tracing:
+        self._outer = tracing.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        tracing.reset(self._outer)
+
+
+tracing: ContextVar[Tracing | None] = ContextVar("tracing", default=None)
+"""The program being traced."""
 
 
 def fault(
     what: str, *, works: str = "", kind: type[UsageError] | type[DtypeError] = UsageError
 ) -> UsageError | DtypeError:
     """The error of a user's mistake, naming the program it stands in."""
-    return kind(what, call=program_name.get(), works=works)
+    program = tracing.get()
+    return kind(what, call=program.name if program else "", works=works)
 
 
 @lru_cache(maxsize=4096, typed=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +15,17 @@ from fagen.errors import DtypeError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node
 from fagen.lang.axes import check_name
-from fagen.lang.expr import CACHE_SIZE, Expr, Value, captures_of, describe, fault, is_number, node_of
+from fagen.lang.expr import (
+    CACHE_SIZE,
+    Expr,
+    Value,
+    captures_of,
+    describe,
+    fault,
+    is_number,
+    node_of,
+    tracing,
+)
 
 RANDOM_STEPS = 65_536
 """A dropout rate is a multiple of one part in this many."""
@@ -295,22 +304,6 @@ def gelu(x: Value) -> Expr:
 # ------------------------------------------------------------------------------------------------- dropout
 
 
-class Ordinals:
-    """Counts the dropouts of one program, in order of use."""
-
-    def __init__(self) -> None:
-        self.used = 0
-
-    def next(self) -> int:
-        """The number of this dropout, from 0."""
-        self.used += 1
-        return self.used - 1
-
-
-ordinals: ContextVar[Ordinals | None] = ContextVar("ordinals", default=None)
-"""The count of the program being traced."""
-
-
 def dropout_threshold(rate: Any) -> int:
     """The number of 16-bit patterns an element is dropped for."""
     if not is_number(rate) or not 0 <= rate <= 1:
@@ -338,10 +331,11 @@ def dropout(p: Value, rate: float) -> Expr:
     The rate is rounded to a multiple of 1/65,536. Bits come from Philox4x32-10 (Salmon et al. 2011), counted
     by position, so that every kernel draws the same; 0 leaves ``p`` as it is, 1 leaves zeros.
     """
-    count = ordinals.get()
-    if count is None:
+    program = tracing.get()
+    if program is None:
         raise fault("dropout stands outside a program", works="use it in a program or a score function")
-    threshold, ordinal = dropout_threshold(rate), count.next()
+    threshold, ordinal = dropout_threshold(rate), program.dropouts
+    program.dropouts += 1
     if threshold == 0 and isinstance(p, Expr):
         return p
     return Expr(_dropout(node_of(p), threshold, ordinal), captures_of(p))

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from fagen.errors import DtypeError, UsageError
 from fagen.ir.graph import Graph, Input, Scalar
-from fagen.lang.expr import Expr, fault, program_name
-from fagen.lang.trace import Arguments, Traced, Tracing, finish, results_of
+from fagen.lang.expr import Expr, Tracing, fault, tracing
+from fagen.lang.trace import Arguments, Traced, finish, results_of
 from fagen.lang.types import ScalarType, TensorType, declared
 from fagen.lang.watch import Watch
 
@@ -105,7 +105,7 @@ class Program:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, tuple[Any, ...]]:
         """The graph for a call and a value for each of its arguments, the captured ones included."""
-        if program_name.get():
+        if tracing.get():
             raise fault(
                 f"the program {self.name} is called in it, and a program is called on tensors",
                 works=f"call {self.name}.function, which takes expressions",

@@ -23,8 +23,7 @@ from fagen.ir.graph import (
     walk,
 )
 from fagen.lang.axes import STANDARD
-from fagen.lang.expr import Expr, captures_of, describe, fault, program_name
-from fagen.lang.ops import Ordinals, ordinals
+from fagen.lang.expr import Expr, captures_of, describe, fault
 
 Arguments: TypeAlias = "tuple[Input | Scalar, ...]"
 
@@ -34,21 +33,6 @@ class Traced(NamedTuple):
 
     graph: Graph
     captured: tuple[Any, ...]
-
-
-class Tracing:
-    """Within it, dropouts are counted and errors name the program."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._outer = program_name.set(self._name), ordinals.set(Ordinals())
-
-    def __exit__(self, *_: object) -> None:
-        name, count = self._outer
-        program_name.reset(name)
-        ordinals.reset(count)
 
 
 def output_layout(axes: tuple[Axis, ...], first: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -105,11 +105,15 @@ class Packer:
         order: list[int] = []
         done, members = 0, "@"  # as C does: what is too large for a float is infinite
         for field, offset, code in zip(fields, offsets, codes, strict=True):
-            if field in given:
-                order += len(given) + len(constants), given.index(field)
+            if field not in given:
+                continue
+            if done < offset:
+                order.append(len(given) + len(constants))
                 constants.append(whole[done:offset])
-                members += f"{offset - done}s{code}"
-                done = offset + struct.calcsize(code)
+                members += f"{offset - done}s"
+            order.append(given.index(field))
+            members += code
+            done = offset + struct.calcsize(code)
         order.append(len(given) + len(constants))
         constants.append(whole[done:])
         self._constants = tuple(constants)

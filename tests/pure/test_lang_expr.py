@@ -14,8 +14,7 @@ import fagen as fg
 from fagen.errors import DtypeError, UsageError
 from fagen.ir import graph as ir
 from fagen.ir.reference import evaluate_nodes
-from fagen.lang.expr import Capture, Expr
-from fagen.lang.trace import Tracing
+from fagen.lang.expr import Capture, Expr, Tracing
 from fagen.lang.untraced import keep_outside, torch_traces_expressions
 
 LENGTHS = {"b": 2, "hk": 2, "g": 3, "q": 5, "kv": 7, "d": 4, "dv": 4}
