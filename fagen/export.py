@@ -63,7 +63,10 @@ def extent(axis: Axis) -> str:
 
 
 def export(compiled: Compiled, folder: Path) -> Path:
-    """Write a kernel into ``folder``: NAME.cu, headers, plan.json, plain.h and main.cu; return the folder."""
+    """Write a kernel into ``folder``: NAME.cu, headers, plan.json, plain.h and main.cu; return the folder.
+
+    Raises UsageError for one without a checker, and where the folder cannot be written.
+    """
     plan, source = compiled.plan, compiled.source
     if any(isinstance(node, Scatter) for node in walk(out.node for out in plan.problem.graph.outputs)):
         raise UsageError(
@@ -71,7 +74,6 @@ def export(compiled: Compiled, folder: Path) -> Path:
             call=compiled.name,
             works="kernel.source is its text",
         )
-    folder.mkdir(parents=True, exist_ok=True)
     file = file_name(compiled.name) + ".cu"
     files = {
         file: source,
@@ -80,10 +82,17 @@ def export(compiled: Compiled, folder: Path) -> Path:
         "main.cu": main_text(compiled, file),
         **included(source, templates_dir() / "device"),
     }
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written ({error.strerror}: {error.filename})",
+            call="save",
+            works="give a folder that is there or can be made",
+        ) from error
     return folder
 
 

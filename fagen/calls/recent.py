@@ -44,9 +44,4 @@ class Recent:
             if [given[i].__class__ for i in self._numbers] != self._kinds:
                 return False
             given = [given[i] for i in self._tensors]
-        if not self._same(*given):
-            return False
-        for tensor in given:
-            if tensor.data_ptr() % _ALIGNED:
-                return False
-        return True
+        return self._same(*given) and not [each for each in given if each.data_ptr() % _ALIGNED]
