@@ -46,6 +46,7 @@ REFERENCE = "reference"
 MOST_ENTRIES = 4096
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_modes = torch._C._len_torch_dispatch_stack
 
 
 class _Entry:
@@ -84,16 +85,18 @@ def compute(
     """What `call` returns, always as a tuple; ``seed`` is that of its random bits, by default a new one."""
     held = kernel or graph
     asked = id(held), options.family, options.deterministic
-    for each in _recent.get(asked, ()):
-        if each.takes(given):
-            return each.run(given) if seed is None else each.run(given, seed)
+    modes = _modes()
+    if not modes:
+        for each in _recent.get(asked, ()):
+            if each.takes(given):
+                return each.run(given) if seed is None else each.run(given, seed)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UsageError(
             "kernels cannot be transformed by torch.func, as by vmap, grad or jvp",
             call=graph.name,
             works="call it outside of them; many calls at once are one call with a longer batch",
         )
-    if seed is None and torch._C._len_torch_dispatch_stack():  # a mode of torch sees one operator
+    if seed is None and modes:  # a mode of torch sees one operator
         return torch_op.through_operator(_operator_key(graph, options, kernel), given)
     facts: list[Any] = [*asked, torch.is_grad_enabled()]
     try:
@@ -119,7 +122,7 @@ def compute(
             _entries.clear()
             _recent.clear()
         entry = _entries[key] = _Entry(run, held)
-    if not casts:  # a look at tensors does not tell to which dtype
+    if not casts and not modes:  # of which a look at tensors does not tell all
         new = Recent(entry.run, given)
         if new.takes(given):
             _recent[asked] = (new, *_recent.get(asked, ()))[:MOST_RECENT]

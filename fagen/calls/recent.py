@@ -2,7 +2,8 @@
 
 To read from Python all that a run depends on takes longer than the rest of a call. What torch's compiler
 guards its code with compares it at once: class, dtype, device, shape, strides, lazy negation, whether a
-gradient is recorded, and modes of torch that see operations or change dtypes.
+gradient is recorded, and what torch has switched on around a call: transforms, tracers, autocast. Of modes
+that see operations it overlooks some.
 """
 
 from __future__ import annotations
