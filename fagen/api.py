@@ -184,8 +184,16 @@ class Kernel:
         return explain(self.plan, sizes, tuned=self.compiled.tuned().values(), notes=notes)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the .cu, its headers, the plan and a launcher with a checker; return the folder."""
-        return export(self.compiled, Path(folder))
+        """Write the .cu, its headers, the plan and a launcher with a checker; return the folder.
+
+        Raises UsageError where it cannot be written.
+        """
+        try:
+            return export(self.compiled, Path(folder))
+        except OSError as error:
+            raise UsageError(
+                f"{folder} cannot be written ({error.strerror})", call="save", works="name a folder that can"
+            ) from error
 
     def __call__(self, *tensors: Any) -> Tensor | tuple[Tensor, ...]:
         """The outputs for tensors of its dtype and head dims; for CPU tensors the emulator runs it.

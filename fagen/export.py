@@ -63,10 +63,7 @@ def extent(axis: Axis) -> str:
 
 
 def export(compiled: Compiled, folder: Path) -> Path:
-    """Write a kernel into ``folder``: NAME.cu, headers, plan.json, plain.h and main.cu; return the folder.
-
-    Raises UsageError for one without a checker, and where the folder cannot be written.
-    """
+    """Write a kernel into ``folder``: NAME.cu, headers, plan.json, plain.h and main.cu; return the folder."""
     plan, source = compiled.plan, compiled.source
     if any(isinstance(node, Scatter) for node in walk(out.node for out in plan.problem.graph.outputs)):
         raise UsageError(
@@ -74,6 +71,7 @@ def export(compiled: Compiled, folder: Path) -> Path:
             call=compiled.name,
             works="kernel.source is its text",
         )
+    folder.mkdir(parents=True, exist_ok=True)
     file = file_name(compiled.name) + ".cu"
     files = {
         file: source,
@@ -82,17 +80,10 @@ def export(compiled: Compiled, folder: Path) -> Path:
         "main.cu": main_text(compiled, file),
         **included(source, templates_dir() / "device"),
     }
-    try:
-        for name, text in files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written ({error.strerror}: {error.filename})",
-            call="save",
-            works="give a folder that is there or can be made",
-        ) from error
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return folder
 
 

@@ -56,8 +56,10 @@ def _print_json(results: list[tuple[Kernel, dict[str, Any]]]) -> None:
 
 def _saved(kernel: Kernel, folder: Path) -> list[Path]:
     """Write a kernel into a folder; what is there then."""
+    from fagen.export import export
+
     try:
-        kernel.save(folder)
+        export(kernel.compiled, folder)
     except OSError as error:
         raise UsageError(
             f"--out: {folder} cannot be written ({error.strerror})", works="name a folder that can"

@@ -13,7 +13,11 @@ import torch
 
 import fagen as fg
 from command_line import fagen, mistake
+from fagen.api import Kernel
+from fagen.compile import compile_problem, problem_of
 from fagen.errors import DtypeError, FagenError, PlanError, ToolchainError, UsageError
+from fagen.lang.attention import attention as attention_graph
+from fagen.lang.program import Options
 
 Q = fg.Tensor["b h q d"]
 K = fg.Tensor["b hk kv d"]
@@ -534,6 +538,26 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path):
     out = tmp_path / "file" / "out"
     said = mistake("emit", "--out", out)
     assert said == f"--out: {out} cannot be written (Not a directory); name a folder that can"
+
+
+@pytest.mark.parametrize("below", ["", "out"])
+def test_a_folder_that_a_kernel_cannot_be_saved_to(tmp_path: Path, below: str):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / below
+    with pytest.raises(UsageError) as caught:
+        fg.compile(head_dim=16).save(folder)
+    reason = "Not a directory" if below else "File exists"
+    assert str(caught.value) == f"save: {folder} cannot be written ({reason}); name a folder that can"
+
+
+def test_a_kernel_for_groups_of_heads_is_for_no_others():
+    lengths = {"b": 1, "hk": 2, "g": 4, "q": 1, "kv": 500, "d": 16, "dv": 16}
+    graph = attention_graph(mask=fg.causal()).graph
+    problem = problem_of(graph, "emulator", None, ("fp32",) * 3, lengths)
+    kernel = Kernel(compile_problem(problem), (), Options())
+    given = tensor(1, 4, 1, 16), tensor(1, 2, 500, 16), tensor(1, 2, 500, 16)
+    with pytest.raises(UsageError, match=r"group is 2, and the kernel was compiled for 4; compile a kernel"):
+        kernel(*given)
 
 
 def test_a_dump_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
