@@ -173,8 +173,15 @@ _SEVERAL = re.compile(r", \w+ = ")
 """In a line that defines several names: no value stands in another line than its name."""
 
 
+_LOOP = re.compile(r"((?:UNROLL )?for \([^()]*\)) ([^{].*)")
+"""A loop over one statement, which may stand in a line of its own."""
+
+
 def _break(line: str, room: int) -> tuple[str, str]:
     """A line in two, the first at most ``room`` columns, broken late where few parentheses are open."""
+    loop = _LOOP.fullmatch(line)
+    if loop and len(loop[1]) <= room:
+        return loop[1], loop[2]
     best: tuple[float, int] | None = None
     several = _SEVERAL.search(line)
     depth = 0

@@ -149,8 +149,8 @@ __device__ __forceinline__ void add_to_acc(const Weights& W, const Operand& oper
     UNROLL for (int r = 0; r < ROWS; ++r) weights[r] = W.template load<4>(row0 + r, start);
     UNROLL for (int i = 0; i < 4; ++i) {
       Vec<float, 4> b[FEATURES / 4];
-      UNROLL for (int v = 0; v < FEATURES / 4; ++v) b[v] =
-          operand.template load<4>(start + i, (v * LANES + lane) * 4);
+      UNROLL for (int v = 0; v < FEATURES / 4; ++v)
+          b[v] = operand.template load<4>(start + i, (v * LANES + lane) * 4);
       UNROLL for (int r = 0; r < ROWS; ++r) {
         if (MASKED && is_skipped(weights[r][i])) continue;
         UNROLL for (int f = 0; f < FEATURES; ++f) part[r][f] += weights[r][i] * b[f / 4][f % 4];

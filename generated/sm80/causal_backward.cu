@@ -234,8 +234,8 @@ namespace backward_1_backward_loop_ {
   __device__ __forceinline__ void pass_weights(const float (&weights)[ROWS][COLUMNS], const Tile& tile,
       int row0, int lane) {
     UNROLL for (int r = 0; r < ROWS; ++r) {
-      UNROLL for (int c = 0; c < COLUMNS; c += 2) store_pair(tile, row0 + 8 * r,
-          c / 2 * 8 + lane * 2 + c % 2, weights[r][c], weights[r][c + 1]);
+      UNROLL for (int c = 0; c < COLUMNS; c += 2)
+          store_pair(tile, row0 + 8 * r, c / 2 * 8 + lane * 2 + c % 2, weights[r][c], weights[r][c + 1]);
     }
   }
 
@@ -263,8 +263,8 @@ namespace backward_1_backward_loop_ {
     const int q = q_start + row + 8 * r + threadIdx.x % 32 / 4;
     fp32* to = &block.t1[q * p.t1_q] + feature;
     const int count = q < p.q_len ? HEAD_DIM - feature : 0;
-    UNROLL for (int f =
-        0; f < PART0_FEATURES; f += 4) add_sixteen<true>(to + 4 * f, part0[r], f, count - 4 * f);
+    UNROLL for (int f = 0; f < PART0_FEATURES; f += 4)
+        add_sixteen<true>(to + 4 * f, part0[r], f, count - 4 * f);
   }
 
   // dK = acc0 * rsqrt(head_dim)

@@ -339,8 +339,8 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
         UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] = 0.0f;
       }
     }
-    UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights[c / 4] =
-        left_from<bf16>(weights[0], weights[1], c);
+    UNROLL for (int c = 0; c < COLUMNS; c += 4)
+        rounded_weights[c / 4] = left_from<bf16>(weights[0], weights[1], c);
     if constexpr (!begins.value) rescale();
   };
 

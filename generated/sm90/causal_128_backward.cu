@@ -420,8 +420,8 @@ namespace backward_1_roles_ {
           }
         }
       }
-      for (int group =
-          0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).free_by_warp(row_at);
+      for (int group = 0; group < CONSUMERS; ++group)
+          buffer<RowPipe>(ROW_PIPE_AT, group).free_by_warp(row_at);
     }
     part_pipe.wait_free(part_at);
     if (threadIdx.x % 128 == 0) places[4 * part_at.stage()] = -1;
@@ -521,8 +521,8 @@ namespace backward_1_roles_ {
           column_pipe.free_by_warp(read_at);
           read_at.next();
         }
-        UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights1[c / 4] =
-            left_from<bf16>(weights1[0], weights1[1], c);
+        UNROLL for (int c = 0; c < COLUMNS; c += 4)
+            rounded_weights1[c / 4] = left_from<bf16>(weights1[0], weights1[1], c);
         auto& s1 = s0;
         sum_pipe.wait(read_at);
         wgmma_fence();
@@ -538,8 +538,8 @@ namespace backward_1_roles_ {
         auto& weights0 = s1;
         update1(lane, s1, weights0, column_at.stage(), rounded_weights1);
         wgmma_wait<0>(acc1, rounded_weights1);
-        UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights0[c / 4] =
-            left_from<bf16>(weights0[0], weights0[1], c);
+        UNROLL for (int c = 0; c < COLUMNS; c += 4)
+            rounded_weights0[c / 4] = left_from<bf16>(weights0[0], weights0[1], c);
         sum_pipe.free_by_warp(read_at);
         more = !last;
         if (more) {

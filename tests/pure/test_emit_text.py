@@ -268,6 +268,8 @@ def test_layout() -> None:
     long = f"const bool wide = {' && '.join(f'(first{i} || second{i})' for i in range(9))};"
     lines = laid_out(long).split("\n")
     assert len(lines) == 4
+    loop, step = "for (int i = 0; i < COUNT; ++i)", f"sum = add({', '.join(f'term{i}' for i in range(12))});"
+    assert laid_out(f"{loop} {step}") == f"{loop}\n    {step}\n"
     assert all(len(line) <= 110 and not re.search(r"\(\w+ \|\|$", line) for line in lines)
 
 
