@@ -400,6 +400,19 @@ def gradients_under_autocast_have_the_dtype_of_their_tensor(device: str) -> None
 
 
 @case
+def a_gradient_is_recorded_after_calls_that_recorded_none(device: str) -> None:
+    q, k, v = (each.requires_grad_() for each in tensors(device))
+    with torch.no_grad():
+        plain = [fg.attention(q, k, v, mask=fg.causal()) for _ in range(2)]
+    with torch.inference_mode():
+        plain += [fg.attention(q, k, v, mask=fg.causal()) for _ in range(2)]
+    recorded = [fg.attention(q, k, v, mask=fg.causal()) for _ in range(2)]
+    assert [each.requires_grad for each in (*plain, *recorded)] == [False] * 4 + [True] * 2
+    with torch.no_grad():
+        assert not fg.attention(q, k, v, mask=fg.causal()).requires_grad
+
+
+@case
 def a_kernel_compiled_ahead_has_no_gradient(device: str) -> None:
     q, k, v = tensors(device)
     kernel = fg.compile(head_dim=16, v_head_dim=24, dtype="fp32", arch=arch_of(device))

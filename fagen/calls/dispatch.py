@@ -47,6 +47,7 @@ MOST_ENTRIES = 4096
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _modes = torch._C._len_torch_dispatch_stack
+_records = torch.is_grad_enabled
 
 
 class _Entry:
@@ -84,7 +85,7 @@ def compute(
 ) -> Outputs:
     """What `call` returns, always as a tuple; ``seed`` is that of its random bits, by default a new one."""
     held = kernel or graph
-    asked = id(held), options.family, options.deterministic
+    asked = id(held), options.family, options.deterministic, _records()
     modes = _modes()
     if not modes:
         for each in _recent.get(asked, ()):
@@ -98,7 +99,7 @@ def compute(
         )
     if seed is None and modes:  # a mode of torch sees one operator
         return torch_op.through_operator(_operator_key(graph, options, kernel), given)
-    facts: list[Any] = [*asked, torch.is_grad_enabled()]
+    facts: list[Any] = [*asked]
     try:
         for value in given:
             if value.__class__ in _PLAIN:

@@ -1,9 +1,9 @@
 """The last runs of a program, found by one look of torch's own at the tensors of a call.
 
 To read from Python all that a run depends on takes longer than the rest of a call. What torch's compiler
-guards its code with compares it at once: class, dtype, device, shape, strides, lazy negation, whether a
-gradient is recorded, and what torch has switched on around a call: transforms, tracers, autocast. Of modes
-that see operations it overlooks some.
+guards its code with compares most of it at once: class, dtype, device, shape, strides, lazy negation, whether
+a gradient is wanted, and what torch has switched on around a call: transforms, tracers, autocast. It does not
+see whether gradients are recorded at all, nor some of the modes that see operations.
 """
 
 from __future__ import annotations
