@@ -104,6 +104,17 @@ def test_float_division_modulo_maximum_and_minimum_are_those_of_torch() -> None:
         assert same.all(), (x[~same], y[~same], got[~same], want[~same])
 
 
+def test_a_quotient_is_the_nearest_to_that_in_float64() -> None:
+    values = [0.0, 1e-45, 2.0**-127, 2.0**-126, 3e-39, 1e-20, 1 / 3, 1.0, 3.0, 7.0, 2.0**126, 3.4028235e38]
+    x, y = (torch.tensor(each, dtype=torch.float32) for each in pairs([*values, math.inf, math.nan]))
+    generator = torch.Generator().manual_seed(2)
+    words = torch.randint(-(2**31), 2**31, (2, 100_000), generator=generator).to(torch.int32)
+    some = words.view(torch.float32)
+    x, y = torch.cat([x, x, -x, -x, some[0]]), torch.cat([y, -y, y, -y, some[1]])
+    result = run("quotients", x, torch.zeros(len(x)), y, count=len(x))
+    assert_same_numbers(result, (x.double() / y.double()).float())
+
+
 def test_curves_are_those_of_float64_to_a_few_units_of_the_last_place() -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.cat([torch.rand(4000, generator=generator) * 20 - 10, torch.tensor([0.0, 1e-20, -1e-20, 80.0])])

@@ -62,6 +62,10 @@ extern "C" __global__ void numbers_float(const __grid_constant__ Arrays p) {
   for_each<float, Numbers<float>>(p, numbers<float>);
 }
 
+extern "C" __global__ void quotients(const __grid_constant__ Arrays p) {
+  for_each<float, float>(p, [](float x, float y) { return divide(x, y); });
+}
+
 struct Curves {
   float exp, exp2, log, log2, tanh, erf, sqrt, rsqrt, sin, cos, fabs, floor, exp2_approx, tanh_approx,
       sin_approx, cos_approx;
