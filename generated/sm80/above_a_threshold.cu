@@ -64,15 +64,15 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   Block block;
   const int tiles = (p.q_len + BLOCK_Q - 1) / BLOCK_Q;
   constexpr int HELD = 81920;  // columns whose operands take half of the L2 cache
-  const int all = p.batch * p.kv_heads;
-  const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), all);
-  int near = all * tiles * p.group - 1 - again(blockIdx.x);  // what is left over comes first
-  int rest = take(near, together * tiles * p.group);
-  near *= together;  // the first of them
+  const int heads = p.batch * p.kv_heads;
+  const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), heads);
+  int set = heads * tiles * p.group - 1 - again(blockIdx.x);  // a set that is not full comes first
+  int rest = take(set, together * tiles * p.group);
   block.g = take(rest, p.group);
-  near += take(rest, minimum(together, all - near));
-  block.hk = take(near, p.kv_heads);
-  block.b = near;
+  const int first_head = set * together;
+  int head = first_head + take(rest, minimum(together, heads - first_head));
+  block.hk = take(head, p.kv_heads);
+  block.b = head;
   block.h = block.hk * p.group + block.g;
   block.q_start = rest * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
