@@ -520,6 +520,7 @@ def graph_digest(graph: Graph) -> str:
         {
             "arguments": [argument.digest.hex() for argument in graph.arguments],
             "outputs": [[output.node.digest.hex(), *output.layout] for output in graph.outputs],
+            "known": [argument.known for argument in graph.arguments if isinstance(argument, Input)],
             "text": [graph.direction, *graph.labels],
         }
     )

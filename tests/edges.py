@@ -232,6 +232,16 @@ def test_gradients_of_rows_of_very_low_numbers(device: str, family: str, through
     require_right(given, gradients(given, family=family, **parts), **parts)
 
 
+@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
+def test_gradients_of_rows_of_many_very_low_numbers(device: str, family: str) -> None:
+    """A number so low has no room for the logarithm of how many keys there are, which share the weight."""
+    need(device, family)
+    given = wanting(tensors(device, torch.bfloat16, q_len=24, kv_len=40, heads=1, head_dim=64))
+    rows = torch.tensor([-1e6, -1e9, -1e30, 0.0], device=device).repeat(6)
+    parts: dict[str, Any] = {"bias": rows[:, None]}
+    require_right(given, gradients(given, family=family, **parts), **parts)
+
+
 @pytest.mark.parametrize("family", ["simt", "sm80"])
 def test_weights_far_below_a_sink_add_up(device: str, family: str) -> None:
     """Each of them is smaller than the smallest normal number."""

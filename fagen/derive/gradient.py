@@ -7,8 +7,8 @@ where the program is softmax's (Dao et al., 2022, algorithm 4), and leave it rig
 1. *free reference*: a maximum that no output depends on is a constant to the gradient;
 2. *exchange*: a row's sum over keys is a product with a result that is known;
 3. *saved*: where nothing changes when such a maximum moves, it may be moved to where its sum is 1: then one
-   number a row stands for both. It is a logarithm, and rounds by more than the weights of fp32 do: there the
-   two are kept.
+   number a row stands for both. It is a logarithm, and rounds by more than the weights of fp32 do, and far
+   from 0 by more than any: there the two are kept.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fagen.derive.exchange import exchanges
 from fagen.derive.invariance import Reference, free_maxima, shift_power, unchanged_by
 from fagen.derive.notes import plainly, summary
 from fagen.derive.separate import Reduction, reductions
+from fagen.derive.signs import may_be_far
 from fagen.derive.walk import Note
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
@@ -118,7 +119,7 @@ class _Differentiator:
         seeds: dict[Node, Node] = {}
         for place in self.given:
             output = self.graph.outputs[place]
-            seed = self._input(f"d{output.name}", output.layout, ("gradient", place))
+            seed = self._input(f"d{output.name}", output.layout, ("gradient", place), is_gradient=True)
             seeds[output.node] = ir.add(seeds[output.node], seed) if output.node in seeds else seed
         references = free_maxima(output.node for output in self.graph.outputs)
         constants = [node for each in references for node in (each.point, ir.finite(each.point))]
@@ -132,9 +133,16 @@ class _Differentiator:
         roots = [_tidied(root, self.sources) for root in roots]
         return self._finished(kept, roots)
 
-    def _input(self, name: str, layout: tuple[Axis, ...], source: Source) -> Input:
+    def _input(
+        self,
+        name: str,
+        layout: tuple[Axis, ...],
+        source: Source,
+        holds: Node | None = None,
+        is_gradient: bool = False,
+    ) -> Input:
         """A new argument of the backward direction, for now at a position of its own."""
-        new = Input(name, len(self.sources), layout, "float")
+        new = Input(name, len(self.sources), layout, "float", False, holds, is_gradient)
         self.sources[new] = source
         return new
 
@@ -185,15 +193,20 @@ class _Differentiator:
         if best is None or best[0] >= _statistics(roots):
             return roots
         _, tried, level, total = best
-        if self.precise:
+        stand_in = ir.Symbol("kept", level.axes, "float")
+        if self.precise or may_be_far(reference.maximum):
             point, sums = self._kept(reference.point), self._kept(total)
             said = f"{plainly(point)} = {summary(reference.point)} and {plainly(sums)} = {summary(total)}"
             self.notes.append(Note("saved", f"{said} stand for all sums of a row"))
             both = {total: sums, ir.finite(reference.point): ir.finite(point), reference.point: point}
-            return [ir.substitute(root, both) for root in roots]
+            if self.precise:
+                return [ir.substitute(root, both) for root in roots]
+            parts = ir.substitute(level, both)
+            divided = [_divided(root, stand_in, point, sums, parts) for root in tried]
+            return [ir.substitute(root, {stand_in: parts}) for root in divided]
         kept = self._kept(level)
         self.notes.append(Note("saved", f"{plainly(kept)} = {summary(level)} stands for all sums of a row"))
-        return [ir.substitute(root, {ir.Symbol("kept", level.axes, "float"): kept}) for root in tried]
+        return [ir.substitute(root, {stand_in: kept}) for root in tried]
 
     def _kept(self, x: Node) -> Input:
         """``x`` as the backward direction reads it: an output of the forward one, a new one if it is none."""
@@ -204,7 +217,7 @@ class _Differentiator:
             self.outputs.append(Output(x, name, _layout(x.axes)))
         if place not in self.read:
             output = self.outputs[place]
-            self.read[place] = self._input(output.name, output.layout, ("output", place))
+            self.read[place] = self._input(output.name, output.layout, ("output", place), output.node)
         return self.read[place]
 
     def _reading(self, roots: list[Node]) -> list[Node]:
@@ -229,7 +242,7 @@ class _Differentiator:
             while name in taken:
                 name += "_"
             taken.add(name)
-            numbered[argument] = _placed(argument, name, place)
+            numbered[argument] = _placed(argument, name, place, numbered)
         read_outputs = {place for a in arguments for kind, place in [self.sources[a]] if kind == "output"}
         own = len(self.graph.outputs)
         outputs = [o for i, o in enumerate(self.outputs) if i < own or i in read_outputs]
@@ -344,10 +357,18 @@ def _labels(forward: Graph, sources: Iterable[Source], kept: Iterable[Input]) ->
     return (*found, *(f"d{arguments[argument.position]}" for argument in kept))
 
 
-def _placed(argument: Input | Scalar, name: str, place: int) -> Input | Scalar:
+def _placed(argument: Input | Scalar, name: str, place: int, numbered: Mapping[Node, Node]) -> Input | Scalar:
+    """``argument`` at its place, behind those ``numbered``; others are names in what it holds."""
     if isinstance(argument, Scalar):
         return Scalar(name, place, argument.stored)
-    return Input(name, place, argument.layout, argument.stored, argument.sorted)
+    holds = argument.holds
+    if holds is not None:
+        others = [
+            node for node in ir.walk([holds]) if isinstance(node, Input | Scalar) and node not in numbered
+        ]
+        names = {node: ir.Symbol(f"other{node.position}", node.axes, node.kind) for node in others}
+        holds = ir.substitute(holds, {**numbered, **names})
+    return Input(name, place, argument.layout, argument.stored, argument.sorted, holds, argument.is_gradient)
 
 
 def _layout(axes: Iterable[Axis]) -> tuple[Axis, ...]:
@@ -375,6 +396,24 @@ def _logarithm(total: Node, power: float) -> Node:
     if math.isclose(power, -math.log(2.0)):
         return ir.function("log2", total)
     return ir.mul(ir.function("log", total), Const(-1.0 / power))
+
+
+def _divided(root: Node, level: Node, point: Node, total: Node, value: Node) -> Node:
+    """``root`` with exponentials measured from ``level``, whose ``value`` is ``point`` and the logarithm of
+    ``total``, measured from ``point`` and divided by ``total``: rounding takes nothing from the two."""
+    logarithms = (("exp", "log"), ("exp2", "log2"))
+    bases = [base for base, log in logarithms if ir.function(log, total) in value.args]
+    taken = ir.neg(ir.finite(level))
+    done: dict[Node, Node] = {}
+    for node in ir.walk([root]):
+        new = ir.rebuild(node, tuple(done[arg] for arg in node.args)) if node.args else node
+        if isinstance(new, Map) and new.op in bases:
+            (exponent,) = new.args
+            if isinstance(exponent, Map) and exponent.op == "add" and taken in exponent.args:
+                from_point = ir.substitute(exponent, {taken: ir.neg(ir.finite(point))})
+                new = ir.quotient(ir.function(new.op, from_point), total)
+        done[node] = new
+    return done[root]
 
 
 def _statistics(roots: Iterable[Node]) -> int:

@@ -1,22 +1,35 @@
-"""How large the values of a walk can be, by what is proven of its maxima."""
+"""How large the values of a walk can be, by what is proven of its maxima and of what was kept of rows."""
 
 from __future__ import annotations
 
 from fagen.derive.running import old
-from fagen.derive.signs import Bounds, positive
+from fagen.derive.signs import LOGARITHMS, Bounds, exponentials, positive
 from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.unscale import common_factor, differences
-from fagen.derive.walk import Stage, State
-from fagen.ir.graph import MINUS_INF, ONE, Map, Node, Symbol
+from fagen.derive.walk import Stage, State, Walk
+from fagen.ir import graph as ir
+from fagen.ir.graph import MINUS_INF, ONE, TRUE, ZERO, Input, Map, Node, Reduce, Symbol
 
-FP16_MAX = 65504.0
+_FP16_MAX = 65504.0
 
 
 class Magnitudes:
-    """Bounds of values, given the maxima known so far."""
+    """Bounds of values, given the walks and maxima known so far."""
 
     def __init__(self) -> None:
         self._maxima: dict[Symbol, tuple[Node, Node]] = {}
+        self._products: dict[Node, Node] = {}
+        self._guard: Node = TRUE
+        self._bounds = Bounds(self.nonpositive)
+
+    def enter(self, walk: Walk) -> None:
+        """Go on to ``walk``, with its products."""
+        for product in walk.products:
+            whole: Node = ZERO
+            for term in product.terms:
+                whole = ir.add(whole, ir.contract(term.own, term.walk, term.over))
+            self._products[product.symbol] = whole
+        self._guard = walk.guard
         self._bounds = Bounds(self.nonpositive)
 
     def add_maximum(self, state: State, guard: Node) -> None:
@@ -29,8 +42,15 @@ class Magnitudes:
         low, high = self._bounds.of(x)
         return max(-low, high)
 
+    def fit_fp16(self, weights: Node) -> bool:
+        """Whether ``weights`` may be rounded to fp16: they are bounded, or gradients, whose size a user
+        chooses and which torch's own operations round to it, too."""
+        whole = ir.walk([ir.substitute(weights, self._products)])
+        is_gradient = any(isinstance(node, Input) and node.is_gradient for node in whole)
+        return is_gradient or self.largest(weights) <= _FP16_MAX
+
     def nonpositive(self, exponent: Node) -> bool:
-        """Whether a running or finished maximum is taken from a value it is the maximum of."""
+        """Whether a running, finished or kept maximum is taken from a value it is the maximum of."""
         return any(positive(c) and self._at_most(a, b) for a, b, c in differences(exponent))
 
     def _at_most(self, x: Node, top: Node) -> bool:
@@ -39,6 +59,8 @@ class Magnitudes:
             top = top.args[0]
         if x is top:
             return True
+        if isinstance(top, Input):
+            return top.holds is not None and self._is_below(ir.substitute(x, self._products), top.holds)
         inner, inner_top, factor = common_factor(x, top)
         if factor is not ONE:
             return positive(factor) and self._at_most(inner, inner_top)
@@ -58,15 +80,47 @@ class Magnitudes:
             return any(self._at_most(x, arg) for arg in top.args)
         return False
 
+    def _is_below(self, x: Node, level: Node) -> bool:
+        """Whether ``x`` is at most ``level``, an expression of the forward direction: the maximum of values
+        of which it is one, the larger of that and something, or the logarithm of a sum of exponentials."""
+        if isinstance(level, Reduce) and level.op == "max":
+            return self._counts_as(x, level.x)
+        if not isinstance(level, Map) or level.op not in ("finite", "maximum", "add"):
+            return False
+        if level.op != "add":
+            return any(self._is_below(x, arg) for arg in level.args)
+        return any(
+            isinstance(log, Map)
+            and log.op in LOGARITHMS
+            and any(
+                base == LOGARITHMS[log.op] and top is ir.finite(point) and self._counts_as(x, value)
+                for base, value, top, _ in exponentials(log.args[0])
+            )
+            for point, log in (level.args, level.args[::-1])
+        )
 
-def largest_weight(stage: Stage) -> float:
-    """A bound on the factors of a stage's weighted sums, infinite where none is proven."""
-    magnitudes, largest = Magnitudes(), 0.0
+    def _counts_as(self, x: Node, value: Node) -> bool:
+        """Whether ``x`` is ``value`` wherever an element counts."""
+        if (
+            isinstance(value, Map)
+            and value.op == "where"
+            and value.args[2] is MINUS_INF
+            and x is value.args[1]
+        ):
+            return set(conjuncts(value.args[0])) <= set(conjuncts(self._guard))
+        return x is value
+
+
+def may_exceed_fp16(stage: Stage) -> bool:
+    """Whether a factor of a stage's weighted sums may be larger than fp16 holds."""
+    magnitudes = Magnitudes()
     for walk in stage.walks:
+        magnitudes.enter(walk)
         for state in walk.states:
             if state.op == "max":
                 magnitudes.add_maximum(state, walk.guard)
         weighted = (state for state in walk.states if state.operand is not None and state.features)
         values = [*(term_of(state)[0] for state in weighted), *(partial.value for partial in walk.partials)]
-        largest = max(largest, *map(magnitudes.largest, values), 0.0)
-    return largest
+        if not all(map(magnitudes.fit_fp16, values)):
+            return True
+    return False

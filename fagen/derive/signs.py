@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -18,6 +18,10 @@ _ANY: Interval = (-math.inf, math.inf)
 _UNIT: Interval = (-1.0, 1.0)
 _FROM_ZERO: Interval = (0.0, math.inf)
 _UP_TO_UNIT = frozenset(("tanh", "tanh_fast", "erf", "sin", "cos"))
+LOGARITHMS = {"log": "exp", "log2": "exp2"}
+"""Each logarithm, and the power that it undoes."""
+_NEAR = 4096.0
+"""Up to there fp32 rounds a logarithm by 2^-13, and so weights by less than 16 bits do."""
 
 
 class Bounds:
@@ -45,6 +49,8 @@ class Bounds:
             return 0.0, 1.0
         if isinstance(x, ir.Size | ir.Index | ir.Random):
             return _FROM_ZERO
+        if isinstance(x, ir.Input) and x.holds is not None:
+            return self.of(x.holds)
         if isinstance(x, Reduce):
             low, high = self.of(x.x)
             if x.op == "max":  # of nothing it is -inf
@@ -80,6 +86,9 @@ class Bounds:
             low, high = _product((low, high), (least, most))
             return (max(low, 0.0), high) if x.args[0] is x.args[1] else (low, high)
         if x.op in ("div", "quotient"):
+            if x.op == "quotient" and _attains_one(x.args[1]):
+                low, high = _divided("div", (low, high), (1.0, max(most, 1.0)))
+                return min(low, 0.0), max(high, 0.0)
             return _divided(x.op, (low, high), (least, most))
         if x.op in ("sqrt", "rsqrt") and high >= 0:
             low, high = math.sqrt(max(low, 0.0)), math.sqrt(high)
@@ -89,6 +98,38 @@ class Bounds:
         if x.op in ("to_float", "to_int", "floor"):
             return (math.floor(low) if math.isfinite(low) else low), high
         return _ANY
+
+
+def exponentials(total: Node) -> Iterator[tuple[str, Node, Node, ir.Axis | None]]:
+    """The (base, value, top, axis) of each ``base(value - top)`` that ``total`` adds up, along an axis."""
+    for term in _summands(total):
+        power = term.x if isinstance(term, Reduce) and term.op == "sum" else term
+        if isinstance(power, Map) and power.op in LOGARITHMS.values():
+            (exponent,) = power.args
+            if isinstance(exponent, Map) and exponent.op == "add" and len(exponent.args) == 2:
+                for value, top in (exponent.args, exponent.args[::-1]):
+                    if isinstance(top, Map) and top.op == "neg":
+                        yield power.op, value, top.args[0], term.over if isinstance(term, Reduce) else None
+
+
+def _summands(x: Node, op: str = "add") -> list[Node]:
+    """What ``op`` joins to ``x``."""
+    return (
+        [part for arg in x.args for part in _summands(arg, op)] if isinstance(x, Map) and x.op == op else [x]
+    )
+
+
+def _attains_one(total: Node) -> bool:
+    """Whether ``total`` is 0 or at least 1: it sums exponentials of values measured from the largest."""
+    if isinstance(total, ir.Input):
+        return total.holds is not None and _attains_one(total.holds)
+    found = list(exponentials(total))
+    if len(found) < len(_summands(total)) or len({top for _, _, top, _ in found}) != 1:
+        return False
+    top = found[0][2]
+    top = top.args[0] if isinstance(top, Map) and top.op == "finite" else top
+    values = {value if axis is None else ir.largest(value, axis) for _, value, _, axis in found}
+    return all(each in values for each in _summands(top, "maximum"))
 
 
 def _product(x: Interval, y: Interval) -> Interval:
@@ -160,6 +201,25 @@ def positive(x: Node) -> bool:
         if x.op == "where":
             return positive(x.args[1]) and positive(x.args[2])
     return False
+
+
+def may_be_far(x: Node) -> bool:
+    """Whether ``x`` may lie so far from 0 that fp32 rounds it by more than 16 bits round its exponential, and
+    was not rounded by as much where it was made: products of tensors are."""
+    if x.kind == "bool" or x is MINUS_INF or not _is_beyond(x) or isinstance(x, Contract):
+        return False
+    if not isinstance(x, Map):
+        return not isinstance(x, Reduce) or may_be_far(x.x)
+    args = x.args[1:] if x.op == "where" else x.args
+    far = [may_be_far(arg) for arg in args]
+    made = (_is_beyond(arg) and not is_far for arg, is_far in zip(args, far, strict=True))
+    return any(far) and not (x.op in ("mul", "div", "quotient") and any(made))
+
+
+def _is_beyond(x: Node) -> bool:
+    """Whether ``x`` may lie far from 0."""
+    low, high = interval(x)
+    return max(-low, high) > _NEAR
 
 
 def slope(x: Node, of: Node) -> Slope | None:

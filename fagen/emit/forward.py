@@ -12,7 +12,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from fagen.derive.intervals import RowPlace, row_places
-from fagen.derive.magnitudes import FP16_MAX, Magnitudes
+from fagen.derive.magnitudes import Magnitudes
 from fagen.derive.running import old
 from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.unscale import gathered, unscaled
@@ -293,6 +293,7 @@ class LoopBuilder:
         several = len(self.stage.walks) > 1
         scope, codes = self.scope, self.scope.codes
         levels, states = self.levels(walk), self.sums_of(walk)
+        self.magnitudes.enter(walk)
         leaves = self.thread_leaves()
         products = []
         for product in walk.products:
@@ -593,7 +594,7 @@ class LoopBuilder:
     def weight(self, value: Node, record: str) -> Storage:
         """What weights are rounded to on tensor cores: fp32 (TF32) where fp16 might not hold them."""
         storage = self.shared[record].storage
-        return "fp32" if storage == "fp16" and self.magnitudes.largest(value) > FP16_MAX else storage
+        return storage if storage != "fp16" or self.magnitudes.fit_fp16(value) else "fp32"
 
     def is_read(self, node: Node) -> bool:
         """Whether ``node`` is a number of each element, or of each column, that may be anything."""

@@ -109,7 +109,9 @@ class Input(Node):
 
     ``stored`` is what memory holds: ``float`` (fp32, fp16 or bf16, known when a kernel is planned), ``int``
     or ``bool``. ``position`` is its place among the arguments, ``sorted`` a promise that it does not fall
-    along its last axis. Names are for people: ``position`` alone tells two inputs apart.
+    along its last axis. In the backward direction ``holds`` is the value of the forward direction that was
+    kept, and ``is_gradient`` says that it is the gradient of a result. Names are for people: ``position``
+    alone tells two inputs apart.
     """
 
     name: str
@@ -117,11 +119,18 @@ class Input(Node):
     layout: tuple[Axis, ...]
     stored: Kind
     sorted: bool = False
+    holds: Node | None = None
+    is_gradient: bool = False
 
     def __post_init__(self) -> None:
         self._derive(
             (), split_heads(self.layout), self.stored, self.position, self.layout, self.stored, self.sorted
         )
+
+    @property
+    def known(self) -> tuple[str, bool]:
+        """What its digest does not tell: it is no part of what a program computes."""
+        return self.holds.digest.hex() if self.holds is not None else "", self.is_gradient
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -564,6 +573,11 @@ def div(x: Node, y: Node) -> Node:
     return _map("quotient" if KEY_AXIS in y.summed else "div", x, y)
 
 
+def quotient(x: Node, y: Node) -> Node:
+    """``x / y``, and 0 where ``y`` is 0."""
+    return _map("quotient", x, y)
+
+
 def floordiv(x: Node, y: Node) -> Node:
     """``x // y``, rounded down as Python does."""
     x, y = promote(x, y)
@@ -748,7 +762,7 @@ _REBUILD: dict[str, Callable[..., Node]] = {
     "mul": mul,
     "neg": neg,
     "div": div,
-    "quotient": lambda x, y: _map("quotient", x, y),
+    "quotient": quotient,
     "finite": finite,
     "floordiv": floordiv,
     "mod": mod,

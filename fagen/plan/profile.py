@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from fagen.derive.intervals import RangePlan, ranges, row_places, sought
-from fagen.derive.magnitudes import FP16_MAX, largest_weight
+from fagen.derive.magnitudes import may_exceed_fp16
 from fagen.derive.terms import conjuncts
 from fagen.derive.walk import Stage, Walk
 from fagen.ir import graph as ir
@@ -330,7 +330,7 @@ def profile(
         slots=_slots(ends),
         scattered=schedule == "product" and _scattered(stage),
         operand=(operand := _operand(stage, stored)),
-        wide=operand == "fp16" and largest_weight(stage) > FP16_MAX,
+        wide=operand == "fp16" and may_exceed_fp16(stage),
         group=group,
         by_warp=any(step.levels and step.columns for step in passes)
         or (schedule in LOOPS and any(_seeks(walk, stage, tile_axis) for walk in stage.walks)),

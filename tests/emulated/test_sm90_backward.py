@@ -18,8 +18,13 @@ IDS = torch.tensor([[0] * 70 + [1] * 130])
 CASES: Mapping[str, dict[str, Any]] = {
     "causal": {"head_dim": 64, "lengths": (150, 260), "heads": (4, 2), "mask": fg.causal()},
     "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
-    "window": {"head_dim": 128, "lengths": (210, 150), "heads": (2, 2), "mask": fg.sliding_window(40, 0)},
-    "alibi": {"head_dim": 80, "lengths": (130, 70), "heads": (2, 1), "score": fg.alibi()},
+    "window, fp16": {
+        "head_dim": 128,
+        "lengths": (210, 150),
+        "heads": (2, 2),
+        "mask": fg.sliding_window(40, 0),
+    },
+    "alibi, fp16": {"head_dim": 80, "lengths": (130, 70), "heads": (2, 1), "score": fg.alibi()},
     "softcap": {
         "head_dim": 64,
         "lengths": (100, 150),
@@ -48,11 +53,17 @@ def test_gradients_are_right_under_every_schedule(name: str) -> None:
     added = head_dim in (64, 128) and "apart" not in name
     torch.manual_seed(7)
     shapes = [(1, q_heads, q_len, head_dim), *[(1, kv_heads, kv_len, head_dim)] * 2]
-    tensors = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    dtype = torch.float16 if "fp16" in name else torch.bfloat16
+    tensors = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
     out = fg.attention(*tensors, family="sm90", deterministic="apart" in name, **case)
     incoming = torch.randn_like(out)
     plan = fg.compile(
-        head_dim=head_dim, dtype="bf16", arch="emulator", family="sm90", direction="backward", **case
+        head_dim=head_dim,
+        dtype="fp16" if "fp16" in name else "bf16",
+        arch="emulator",
+        family="sm90",
+        direction="backward",
+        **case,
     ).plan
     roles = [kernel.roles for kernel in plan.kernels if kernel.schedule != "rowwise"]
     assert all(roles)
