@@ -366,7 +366,9 @@ def _placed(argument: Input | Scalar, name: str, place: int, numbered: Mapping[N
         others = [
             node for node in ir.walk([holds]) if isinstance(node, Input | Scalar) and node not in numbered
         ]
-        names = {node: ir.Symbol(f"other{node.position}", node.axes, node.kind) for node in others}
+        names: dict[Node, Node] = {
+            node: ir.Symbol(f"other{node.position}", node.axes, node.kind) for node in others
+        }
         holds = ir.substitute(holds, {**numbered, **names})
     return Input(name, place, argument.layout, argument.stored, argument.sorted, holds, argument.is_gradient)
 

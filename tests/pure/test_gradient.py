@@ -119,6 +119,30 @@ def test_attention_has_the_backward_of_flash_attention(parts):
     assert kept == [("b", "hk", "g", "q")]  # one number a row, and no pair of a query and a key
 
 
+@pytest.mark.parametrize(
+    ("parts", "numbers"),
+    [
+        ({"mask": fg.causal()}, 1),
+        ({"score": fg.temperature(torch.ones(()))}, 1),  # products were rounded by as much
+        ({"score": fg.softcap(30.0)}, 1),
+        ({"score": lambda s: s - 100.0}, 1),
+        ({"score": lambda s: s * fg.gelu(s)}, 1),
+        ({"score": lambda s: s - 1e9}, 2),
+        ({"score": lambda s: fg.where(fg.kv <= fg.q, s, -1e9)}, 2),
+        ({"score": lambda s: 3.0 * fg.maximum(s, -1e6)}, 2),
+        ({"score": fg.alibi()}, 2),
+        ({"bias": torch.zeros(4, 1, 8)}, 2),
+        ({"bias": torch.zeros(4, 1, 8), "sink": torch.zeros(4)}, 2),
+        ({"score": fg.relative_bias(torch.zeros(4, 9))}, 2),
+    ],
+)
+def test_a_row_that_may_lie_far_from_0_is_kept_as_two_numbers(parts, numbers):
+    both = gradient(attention(**parts).graph, frozenset((0, 1, 2)))
+    assert len(both.forward.outputs) == 1 + numbers
+    assert [note.rule for note in both.notes].count("saved") == 1
+    assert len(derive(both.backward).stages) == 3  # no statistic is computed again
+
+
 @pytest.mark.parametrize("parts", [{}, {"return_lse": True}, {"dropout": 0.2, "sink": torch.zeros(4)}])
 def test_with_tensors_of_fp32_both_directions_have_the_same_weights(parts):
     """What is kept of a row are its maximum and its sum; its term is summed from the weights themselves."""
