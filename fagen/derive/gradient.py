@@ -24,7 +24,7 @@ from fagen.derive.exchange import exchanges
 from fagen.derive.invariance import Reference, free_maxima, shift_power, unchanged_by
 from fagen.derive.notes import plainly, summary
 from fagen.derive.separate import Reduction, reductions
-from fagen.derive.signs import may_be_far
+from fagen.derive.signs import LOGARITHMS, may_be_far
 from fagen.derive.walk import Note
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
@@ -194,19 +194,28 @@ class _Differentiator:
             return roots
         _, tried, level, total = best
         stand_in = ir.Symbol("kept", level.axes, "float")
-        if self.precise or may_be_far(reference.maximum):
-            point, sums = self._kept(reference.point), self._kept(total)
-            said = f"{plainly(point)} = {summary(reference.point)} and {plainly(sums)} = {summary(total)}"
-            self.notes.append(Note("saved", f"{said} stand for all sums of a row"))
+        if self.precise:
+            point, sums = self._stand_for_all(reference.point, total)
             both = {total: sums, ir.finite(reference.point): ir.finite(point), reference.point: point}
-            if self.precise:
-                return [ir.substitute(root, both) for root in roots]
-            parts = ir.substitute(level, both)
-            divided = [_divided(root, stand_in, point, sums, parts) for root in tried]
-            return [ir.substitute(root, {stand_in: parts}) for root in divided]
-        kept = self._kept(level)
-        self.notes.append(Note("saved", f"{plainly(kept)} = {summary(level)} stands for all sums of a row"))
+            return [ir.substitute(root, both) for root in roots]
+        if may_be_far(reference.maximum):
+            point, share = self._stand_for_all(reference.point, ir.quotient(ONE, total))
+            bases = [
+                LOGARITHMS[part.op] for part in level.args if isinstance(part, Map) and part.args == (total,)
+            ]
+            tried = [_shared(root, stand_in, point, share, bases) for root in tried]
+            if not any(ir.depends(root, [stand_in]) for root in tried):
+                return tried
+        (kept,) = self._stand_for_all(level)
         return [ir.substitute(root, {stand_in: kept}) for root in tried]
+
+    def _stand_for_all(self, *values: Node) -> list[Input]:
+        """Numbers of each row from which the other direction has all sums."""
+        kept = [self._kept(value) for value in values]
+        said = " and ".join(f"{plainly(x)} = {summary(value)}" for x, value in zip(kept, values, strict=True))
+        stand = "stand" if len(kept) > 1 else "stands"
+        self.notes.append(Note("saved", f"{said} {stand} for all sums of a row"))
+        return kept
 
     def _kept(self, x: Node) -> Input:
         """``x`` as the backward direction reads it: an output of the forward one, a new one if it is none."""
@@ -400,11 +409,9 @@ def _logarithm(total: Node, power: float) -> Node:
     return ir.mul(ir.function("log", total), Const(-1.0 / power))
 
 
-def _divided(root: Node, level: Node, point: Node, total: Node, value: Node) -> Node:
-    """``root`` with exponentials measured from ``level``, whose ``value`` is ``point`` and the logarithm of
-    ``total``, measured from ``point`` and divided by ``total``: rounding takes nothing from the two."""
-    logarithms = (("exp", "log"), ("exp2", "log2"))
-    bases = [base for base, log in logarithms if ir.function(log, total) in value.args]
+def _shared(root: Node, level: Node, point: Node, share: Node, bases: Iterable[str]) -> Node:
+    """``root`` with exponentials measured from ``level`` measured from ``point`` and multiplied by ``share``,
+    which that differs by: rounding takes nothing from the two."""
     taken = ir.neg(ir.finite(level))
     done: dict[Node, Node] = {}
     for node in ir.walk([root]):
@@ -413,7 +420,7 @@ def _divided(root: Node, level: Node, point: Node, total: Node, value: Node) -> 
             (exponent,) = new.args
             if isinstance(exponent, Map) and exponent.op == "add" and taken in exponent.args:
                 from_point = ir.substitute(exponent, {taken: ir.neg(ir.finite(point))})
-                new = ir.quotient(ir.function(new.op, from_point), total)
+                new = ir.mul(ir.function(new.op, from_point), share)
         done[node] = new
     return done[root]
 

@@ -20,18 +20,21 @@ _FROM_ZERO: Interval = (0.0, math.inf)
 _UP_TO_UNIT = frozenset(("tanh", "tanh_fast", "erf", "sin", "cos"))
 LOGARITHMS = {"log": "exp", "log2": "exp2"}
 """Each logarithm, and the power that it undoes."""
-_NEAR = 4096.0
-"""Up to there fp32 rounds a logarithm by 2^-13, and so weights by less than 16 bits do."""
+_NEAR = 2.0**16
+"""Up to there fp32 rounds a logarithm, and so weights, by no more than bf16 rounds these."""
 
 
 class Bounds:
     """Two numbers between which the value of an expression lies for all finite inputs, if it is no NaN.
 
-    ``nonpositive`` says of which exponents more is known than they show.
+    ``nonpositive`` says of which exponents more is known than they show, ``longest`` how long an axis is.
     """
 
-    def __init__(self, nonpositive: Callable[[Node], bool] = lambda _: False) -> None:
+    def __init__(
+        self, nonpositive: Callable[[Node], bool] = lambda _: False, longest: float = math.inf
+    ) -> None:
         self._nonpositive = nonpositive
+        self._position = (0.0, longest)
         self._known: WeakKeyDictionary[Node, Interval] = WeakKeyDictionary()
 
     def of(self, x: Node) -> Interval:
@@ -47,7 +50,9 @@ class Bounds:
             return float(x.value), float(x.value)
         if x.kind == "bool":
             return 0.0, 1.0
-        if isinstance(x, ir.Size | ir.Index | ir.Random):
+        if isinstance(x, ir.Size | ir.Index):
+            return self._position
+        if isinstance(x, ir.Random):
             return _FROM_ZERO
         if isinstance(x, ir.Input) and x.holds is not None:
             return self.of(x.holds)
@@ -158,6 +163,7 @@ def _power(base: str, exponent: float) -> float:
 
 
 interval = Bounds().of
+_interval_of_short_axes = Bounds(longest=_NEAR).of
 
 
 def nonnegative(x: Node) -> bool:
@@ -204,8 +210,8 @@ def positive(x: Node) -> bool:
 
 
 def may_be_far(x: Node) -> bool:
-    """Whether ``x`` may lie so far from 0 that fp32 rounds it by more than 16 bits round its exponential, and
-    was not rounded by as much where it was made: products of tensors are."""
+    """Whether ``x`` may lie so far from 0 that fp32 rounds it by more than bf16 rounds its exponential, and
+    was not rounded by as much where it was made: products of tensors are. Positions are taken to be near."""
     if x.kind == "bool" or x is MINUS_INF or not _is_beyond(x) or isinstance(x, Contract):
         return False
     if not isinstance(x, Map):
@@ -218,7 +224,7 @@ def may_be_far(x: Node) -> bool:
 
 def _is_beyond(x: Node) -> bool:
     """Whether ``x`` may lie far from 0."""
-    low, high = interval(x)
+    low, high = _interval_of_short_axes(x)
     return max(-low, high) > _NEAR
 
 
