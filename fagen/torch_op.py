@@ -6,6 +6,7 @@ one, because a graph of torch holds strings and tensors and nothing else.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -65,15 +66,16 @@ class Call(torch.autograd.Function):
 class Callee:
     """What the operator calls by name: ``run`` on real tensors, ``shapes`` on those that only have a shape.
 
-    ``shapes`` gives the size, dtype and strides of each output as an empty tensor, ``gradients`` those of all
-    floating-point tensors for those of the outputs. ``numbers`` has an entry for each value: None for a
+    ``run`` gives the outputs and, behind them, the seed of random bits (of length 0 where there are none);
+    ``shapes`` the size, dtype and strides of each as an empty tensor, ``gradients`` those of all
+    floating-point tensors for those of the outputs and the seed. ``numbers`` has an entry for each value: None for a
     tensor, and what a number is to become again, which the operator takes as a double.
     """
 
     name: str
     run: Run
     shapes: Run
-    gradients: Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
+    gradients: Callable[[Sequence[Any], Sequence[Tensor], Tensor], Sequence[Tensor]]
     numbers: tuple[type[int] | type[float] | None, ...]
 
     def values(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
@@ -100,14 +102,20 @@ def through_operator(key: str, given: Sequence[Any]) -> Outputs:
     """The outputs of a callee for values in the order of the call, through the operator."""
     tensors = [value for value in given if isinstance(value, Tensor)]
     numbers = [float(value) for value in given if not isinstance(value, Tensor)]
-    return tuple(torch.ops.fagen.call(key, tensors, numbers))
+    *outputs, _ = torch.ops.fagen.call(key, tensors, numbers)
+    return tuple(outputs)
 
 
 @lru_cache(maxsize=1)
 def _define() -> None:
-    """Define ``fagen::call(key, tensors, numbers)`` and its gradient, when first needed: it takes time."""
+    """Define ``fagen::call(key, tensors, numbers)`` and its gradient, when first needed: it takes time.
 
-    @torch.library.custom_op("fagen::call", mutates_args=())
+    Two calls of it with the same inputs are not one, where this torch can be told so: each draws its seed.
+    """
+    can_be_told = "tags" in inspect.signature(torch.library.custom_op).parameters
+    tags: Any = {"tags": torch.Tag.nondeterministic_seeded} if can_be_told else {}
+
+    @torch.library.custom_op("fagen::call", mutates_args=(), **tags)
     def call(key: str, tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
         callee = _callees[key]
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
@@ -120,14 +128,16 @@ def _define() -> None:
 
     @torch.library.custom_op("fagen::call_backward", mutates_args=())
     def call_backward(
-        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float]
+        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float], seed: Tensor
     ) -> list[Tensor]:
         callee = _callees[key]
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-            return list(callee.gradients(callee.values(tensors, numbers), gradients))
+            return list(callee.gradients(callee.values(tensors, numbers), gradients, seed))
 
     @call_backward.register_fake
-    def _(key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
+    def _(
+        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float], seed: Tensor
+    ) -> list[Tensor]:
         return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -136,9 +146,10 @@ def _define() -> None:
         ctx.save_for_backward(*tensors, *output)
 
     def backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
-        tensors, outputs = ctx.saved_tensors[: ctx.tensors], ctx.saved_tensors[ctx.tensors :]
-        along = [torch.zeros_like(o) if g is None else g for o, g in zip(outputs, gradients, strict=True)]
-        results = iter(call_backward(ctx.key, along, list(tensors), ctx.numbers))
+        tensors, (*outputs, seed) = ctx.saved_tensors[: ctx.tensors], ctx.saved_tensors[ctx.tensors :]
+        pairs = zip(outputs, gradients[:-1], strict=True)
+        along = [torch.zeros_like(o) if g is None else g for o, g in pairs]
+        results = iter(call_backward(ctx.key, along, list(tensors), ctx.numbers, seed))
         wanted = [next(results) if tensor.is_floating_point() else None for tensor in tensors]
         return None, wanted, [None] * len(ctx.numbers)
 

@@ -387,6 +387,23 @@ def dropout_drops_the_same_again_under_a_checkpoint(device: str) -> None:
 
 
 @case
+def dropout_drops_the_same_again_under_torch_compile(device: str) -> None:
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return fg.attention(q, k, v, dropout=0.25), fg.attention(q, k, v, dropout=0.25)
+
+    given = [each.requires_grad_() for each in tensors(device)]
+    found = []
+    for run in (twice, torch.compile(twice, backend="aot_eager")):
+        torch.manual_seed(3)
+        outputs = run(*given)
+        assert not torch.equal(*outputs)
+        incoming = [torch.ones_like(each) for each in outputs]
+        found.append((*outputs, *torch.autograd.grad(outputs, given, incoming)))
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(eager, compiled)
+
+
+@case
 def gradients_under_autocast_have_the_dtype_of_their_tensor(device: str) -> None:
     q, k, v = (each.requires_grad_() for each in tensors(device))
     with torch.autocast(device, dtype=torch.bfloat16):

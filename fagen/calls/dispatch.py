@@ -143,15 +143,34 @@ def _call_subclass(graph: Graph, given: Sequence[Any], options: Options, kernel:
 @lru_cache(maxsize=1024)
 def _operator_key(graph: Graph, options: Options, kernel: Compiled | None) -> str:
     def run(given: Sequence[Any]) -> Outputs:
-        return compute(graph, given, options, kernel)
+        return seeded(graph, given, options, kernel)
 
     def shapes(given: Sequence[Any]) -> Outputs:
-        return empty_outputs(graph, given)
+        return empty_and_seed(graph, given)
 
-    def gradients(given: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor]:
-        return gradients_of(graph, given, options, incoming)
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor) -> Sequence[Tensor]:
+        return gradients_of(graph, given, options, incoming, seed)
 
     return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers_of(graph.arguments)))
+
+
+def seeded(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None = None) -> Outputs:
+    """What `compute` returns and the seed it had."""
+    seed = _seed_for(graph, given)
+    if not graph.random:
+        return *compute(graph, given, options, kernel), seed
+    return *compute(graph, given, options, kernel, seed), seed
+
+
+def empty_and_seed(graph: Graph, given: Sequence[Any]) -> Outputs:
+    """The same of tensors that are only shapes."""
+    return *empty_outputs(graph, given), _seed_for(graph, given)
+
+
+def _seed_for(graph: Graph, given: Sequence[Any]) -> Tensor:
+    """A new seed, of length 0 where nothing is random."""
+    device = next(value.device for value in given if isinstance(value, Tensor))
+    return draw_seed(device) if graph.random else torch.empty(0, dtype=torch.int64, device=device)
 
 
 def numbers_of(arguments: Sequence[Input | Scalar]) -> tuple[type[int] | type[float] | None, ...]:
@@ -311,39 +330,34 @@ class _BothDirections(_Backward):
 
 
 def gradients_of(
-    graph: Graph, given: Sequence[Any], options: Options, incoming: Sequence[Tensor]
+    graph: Graph, given: Sequence[Any], options: Options, incoming: Sequence[Tensor], seed: Tensor
 ) -> Sequence[Tensor]:
     """The gradients of all floating-point tensors, of a call that autograd did not see.
 
-    The forward direction runs again for what it keeps. Raises UsageError for a program with dropout, which
-    would drop others.
+    The forward direction runs again for what it keeps, with the ``seed`` that the call had.
     """
-    if graph.random:
-        raise UsageError(
-            "the gradient of a program with dropout was asked for under torch.compile",
-            call=graph.name,
-            works="outside torch.compile it is computed; torch.no_grad() says that none is wanted",
-        )
     values = read(graph, given)
     floats = [argument.position for argument, tensor in values.inputs if tensor.is_floating_point()]
     if options.family == REFERENCE:
-        return _reference_gradients(values, floats, incoming)
+        return _reference_gradients(values, floats, incoming, seed)
     both = _Backward(values, options, frozenset(floats))
-    outputs = compute(both.every.forward, given, options)
-    found = both.backward(given, outputs, incoming, None)
+    drawn = seed if graph.random else None
+    outputs = compute(both.every.forward, given, options, seed=drawn)
+    found = both.backward(given, outputs, incoming, drawn)
     return [each.clone() for each in found if each is not None]
 
 
 def _reference_gradients(
-    values: Values, floats: Sequence[int], incoming: Sequence[Tensor]
+    values: Values, floats: Sequence[int], incoming: Sequence[Tensor], seed: Tensor
 ) -> Sequence[Tensor]:
     """The same in float64."""
     from fagen.ir.reference import evaluate
 
+    number = int(seed) if values.graph.random else 0
     both = gradient(values.graph, frozenset(floats), None, _broadcast(values))
-    outputs = evaluate(both.forward, values.given)
+    outputs = evaluate(both.forward, values.given, seed=number)
     sources = {"argument": values.given, "output": outputs, "gradient": incoming}
-    results = evaluate(both.backward, [sources[kind][place] for kind, place in both.sources])
+    results = evaluate(both.backward, [sources[kind][place] for kind, place in both.sources], seed=number)
     found = dict(zip(both.wanted, results, strict=True))
     tensors = {argument.position: tensor for argument, tensor in values.inputs}
     return [

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fagen import torch_op
-from fagen.calls.dispatch import call, compute, empty_outputs, gradients_of, numbers_of
+from fagen.calls.dispatch import call, empty_and_seed, gradients_of, numbers_of, seeded
 from fagen.calls.keys import named
 from fagen.compile import Compiled
 from fagen.errors import UsageError
@@ -181,12 +181,12 @@ def _kernel_key(key: str, count: int) -> str:
     graph = compiled.problem.graph
 
     def run(given: Sequence[Any]) -> Outputs:
-        return compute(graph, _completed(kernel, given), kernel.option, compiled)
+        return seeded(graph, _completed(kernel, given), kernel.option, compiled)
 
     def shapes(given: Sequence[Any]) -> Outputs:
-        return empty_outputs(graph, _completed(kernel, given))
+        return empty_and_seed(graph, _completed(kernel, given))
 
-    def gradients(given: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor) -> Sequence[Tensor]:
         raise UsageError(
             "the gradient was asked for, and a kernel compiled ahead of time has one direction",
             call=graph.name,
@@ -201,15 +201,15 @@ def _registered(name: str, values: Any, options: Options, numbers: Any) -> str:
 
     def run(given: Sequence[Any]) -> Outputs:
         traced, every = values(given)
-        return compute(traced.graph, every, options)
+        return seeded(traced.graph, every, options)
 
     def shapes(given: Sequence[Any]) -> Outputs:
         traced, every = values(given)
-        return empty_outputs(traced.graph, every)
+        return empty_and_seed(traced.graph, every)
 
-    def gradients(given: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor) -> Sequence[Tensor]:
         traced, every = values(given)
-        found = iter(gradients_of(traced.graph, every, options, incoming))
+        found = iter(gradients_of(traced.graph, every, options, incoming, seed))
         floats = (isinstance(value, Tensor) and value.is_floating_point() for value in every)
         by_place = [next(found) if is_float else None for is_float in floats]
         return [each for each in by_place[: len(given)] if each is not None]
