@@ -68,8 +68,8 @@ class Callee:
 
     ``run`` gives the outputs and, behind them, the seed of random bits (of length 0 where there are none);
     ``shapes`` the size, dtype and strides of each as an empty tensor, ``gradients`` those of all
-    floating-point tensors for those of the outputs and the seed. ``numbers`` has an entry for each value: None for a
-    tensor, and what a number is to become again, which the operator takes as a double.
+    floating-point tensors for those of the outputs and the seed. ``numbers`` has an entry for each value:
+    None for a tensor, and what a number is to become again, which the operator takes as a double.
     """
 
     name: str

@@ -399,8 +399,8 @@ def dropout_drops_the_same_again_under_torch_compile(device: str) -> None:
         assert not torch.equal(*outputs)
         incoming = [torch.ones_like(each) for each in outputs]
         found.append((*outputs, *torch.autograd.grad(outputs, given, incoming)))
-    for eager, compiled in zip(*found, strict=True):
-        torch.testing.assert_close(eager, compiled)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @case
