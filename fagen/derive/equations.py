@@ -11,29 +11,36 @@ from fagen.ir.show import show, with_axes
 
 
 def equations(graph: Graph) -> list[str]:
-    """The results of ``graph`` and what they are made of, operands first.
-
-    ``S`` are products of a query and a key, ``P`` weights; ``dP`` and ``dS`` the gradients that go with them,
-    ``D`` a row's value. A number follows where there are several.
-    """
+    """The results of ``graph`` and what they are made of, operands first: what `letters` names."""
     labels, outputs = names_of(graph)
     names: dict[Node, str] = {a: a.name for a in graph.arguments if isinstance(a, Scalar)}
     names.update((a, labels[a.position]) for a in graph.arguments if isinstance(a, Input))
-    incoming = {a for a in graph.arguments if isinstance(a, Input) and labels[a.position].startswith("d")}
-    found = _letters(graph, incoming)
-    letters = list(found.values())
-    counts: dict[str, int] = {}
-    for node, letter in found.items():
-        counts[letter] = counts.get(letter, 0) + 1
-        names[node] = letter if letters.count(letter) == 1 else f"{letter}{counts[letter]}"
-    lines = [_line(node, names[node], names) for node in found]
+    found = letters(graph)
+    names.update(found)
+    lines = [_line(node, name, names) for node, name in found.items()]
     return lines + [
         f"{name} = {_shown(output.node, names)}" for name, output in zip(outputs, graph.outputs, strict=True)
     ]
 
 
+def letters(graph: Graph) -> dict[Node, str]:
+    """The intermediate values of a backward graph that have a name, in the order in which they are computed.
+
+    ``S`` are products of a query and a key, ``P`` weights; ``dP`` and ``dS`` the gradients that go with them,
+    ``D`` a row's value. A number follows where there are several.
+    """
+    labels, _ = names_of(graph)
+    incoming = {a for a in graph.arguments if isinstance(a, Input) and labels[a.position].startswith("d")}
+    found = _letters(graph, incoming)
+    several = list(found.values())
+    counts: dict[str, int] = {}
+    for node, letter in found.items():
+        counts[letter] = counts.get(letter, 0) + 1
+        found[node] = letter if several.count(letter) == 1 else f"{letter}{counts[letter]}"
+    return found
+
+
 def _letters(graph: Graph, incoming: set[Input]) -> dict[Node, str]:
-    """What is named, in the order in which it is computed."""
     nodes = ir.walk(output.node for output in graph.outputs)
     results = {output.node for output in graph.outputs}
     weights: set[Node] = set()

@@ -16,6 +16,7 @@ from fagen.derive.notes import listed
 from fagen.derive.walk import Derivation, Note, Partial, Product, Stage, Walk
 from fagen.ir import graph as ir
 from fagen.ir.graph import Graph, Input, Node, Symbol
+from fagen.ir.names import names_of
 
 
 def merged(derivation: Derivation, graph: Graph) -> Derivation | None:
@@ -75,13 +76,23 @@ def _merge(giver: Stage, host: Stage, buffers: int, graph: Graph) -> tuple[Stage
         number = buffers + len(partials)
         symbol = Symbol(f"part{len(partials)}", state.symbol.axes, "float")
         value = ir.substitute(state.value, names)
-        partials.append(Partial(f"t{number}", symbol, over, value, state.operand, state.features))
+        name = _sum_of(state.symbol, giver, graph) or f"t{number}"
+        partials.append(Partial(name, symbol, over, value, state.operand, state.features))
         at = len(graph.arguments) + number
-        read[state.symbol] = Input(f"t{number}", at, symbol.axes, "float")
+        read[state.symbol] = Input(name, at, symbol.axes, "float")
     outputs = tuple(replace(out, node=ir.substitute(out.node, read)) for out in giver.outputs)
     own = ir.sort_axes(axis for output in outputs for axis in output.node.axes)
     both = replace(host, walks=(replace(of_host, partials=tuple(partials)),))
     return both, Stage(giver.name, own, None, (), outputs)
+
+
+def _sum_of(symbol: Symbol, giver: Stage, graph: Graph) -> str:
+    """What a sum is called that one result is made of, and of sums nothing else; empty for any other."""
+    labels = dict(zip((output.name for output in graph.outputs), names_of(graph)[1], strict=True))
+    symbols = [state.symbol for state in giver.walks[0].states]
+    made = [output for output in giver.outputs if ir.depends(output.node, [symbol])]
+    alone = len(made) == 1 and not ir.depends(made[0].node, [s for s in symbols if s is not symbol])
+    return f"{labels[made[0].name]}_sum" if alone else ""
 
 
 def _is_plain(walk: Walk) -> bool:

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from fagen.derive.equations import letters
 from fagen.derive.fit import reach, unfit, weigh
 from fagen.derive.notes import summary
 from fagen.derive.outer import along, product_walk
@@ -70,8 +71,12 @@ class _Deriver:
     stored: dict[Node, Node] = field(default_factory=dict)
     """Each value kept in memory, as the input that reads it."""
     buffers: int = 0
+    letters: dict[Node, str] = field(default_factory=dict)
+    """What equations call a value that is stored."""
 
     def run(self) -> Derivation:
+        if self.graph.direction == "backward":
+            self.letters = letters(self.graph)
         if self.fusion != "full":
             self._cut()
         outputs = [self._gathered_back(output) for output in self.graph.outputs]
@@ -138,7 +143,8 @@ class _Deriver:
         outputs, inputs = [], []
         for x in values:
             value = self._current(x)
-            name, position = f"t{self.buffers}", len(self.graph.arguments) + self.buffers
+            name = self.letters.get(x, f"t{self.buffers}")
+            position = len(self.graph.arguments) + self.buffers
             self.buffers += 1
             outputs.append(Output(value, name, value.axes))
             inputs.append(Input(name, position, value.axes, "float"))

@@ -141,7 +141,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Derivation:
-    """The stages of a program in order, and why. Between them, values are inputs ``t0, t1, ...`` (fp32)."""
+    """The stages of a program in order, and why.
+
+    Between them, values are inputs (fp32) ``t0, t1, ...``; of gradients as equations call them.
+    """
 
     stages: tuple[Stage, ...]
     notes: tuple[Note, ...]

@@ -266,8 +266,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory between two kernels: ``t0``, of ``axes`` (of a tensor's gradient: as the tensor has them),
-    contiguous.
+    """Memory between two kernels: ``t0`` or ``D``, contiguous, of ``axes`` (of a tensor's gradient: as the
+    tensor has them).
 
     An element stands for ``tiles`` positions of each axis (empty: for one). ``reuses`` is the place of an
     earlier buffer of the same size that no kernel reads any more when this one is written: both may be the

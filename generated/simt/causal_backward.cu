@@ -15,13 +15,13 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_DV columns dv:
 //     acc = acc + sum_dv O * dO                                 [q]
-//   t0 = acc
+//   D = acc
 //
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len:
 //     s0 = sum_d Q K                                            [q,kv]
 //     s1 = sum_dv dO V                                          [q,kv]
-//     acc = acc + sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+//     acc = acc + sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
 //   dQ = acc * rsqrt(head_dim)
 //
 // for each b, hk and BLOCK_KV rows kv (a block):
@@ -29,7 +29,7 @@
 //     for each BLOCK_Q columns q with some  kv <= q + kv_len - q_len:
 //       s0 = sum_d K Q                                            [q,kv]
 //       s1 = sum_dv V dO                                          [q,kv]
-//       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+//       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
 //       acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
 //   dK = acc0 * rsqrt(head_dim)
 //   dV = acc1
@@ -58,8 +58,8 @@ struct Params {
   int64 O_b, O_h, O_q, O_dv;
   const fp32* stat;  // [b, h, q]  kept0
   int64 stat_b, stat_h, stat_q;
-  fp32* t0;  // [b, hk, g, q]
-  int64 t0_b, t0_hk, t0_g, t0_q;
+  fp32* D;  // [b, hk, g, q]
+  int64 D_b, D_hk, D_g, D_q;
   bf16* dQ;  // [b, h, q, d]  dq
   int64 dQ_b, dQ_h, dQ_q;
   bf16* dK;  // [b, hk, kv, d]  dk
@@ -70,7 +70,7 @@ struct Params {
 };
 
 // acc = sum_dv dO * O
-// t0 = acc
+// D = acc
 extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 4;  // rows of a block
   constexpr int LANES = 32;   // that share a row
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   const int h = hk * p.group + g;
   const bf16* dO_at = p.dO + b * p.dO_b + h * p.dO_h;
   const bf16* O_at = p.O + b * p.O_b + h * p.O_h;
-  fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
+  fp32* D_at = p.D + b * p.D_b + hk * p.D_hk + g * p.D_g;
   const int q = q_start + threadIdx.x / LANES;
   if (q >= p.q_len) return;
   const int lane = threadIdx.x % LANES;
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   }
   acc = lane_sum<LANES>(acc);
   if (lane == 0) {
-    t0_at[q * p.t0_q] = from_float<fp32>(acc);
+    D_at[q * p.D_q] = from_float<fp32>(acc);
   }
 }
 
@@ -114,7 +114,7 @@ namespace backward_1_loop_ {
     int b, hk, g, h, q_start, q_last;
     const bf16 *Q, *K, *dO, *V;
     const fp32 *stat;
-    fp32 *t0;
+    fp32 *D;
     bf16 *dQ;
   };
 
@@ -122,7 +122,7 @@ namespace backward_1_loop_ {
   struct Row {
     int q;
     bool inside;
-    float x0, t0, acc[FEATURES] = {}, acc_lost[FEATURES] = {};
+    float x0, D, acc[FEATURES] = {}, acc_lost[FEATURES] = {};
   };
 
   // Where this block works; the last rows come first, they have most to do where a mask grows with the row.
@@ -141,7 +141,7 @@ namespace backward_1_loop_ {
     block.dO = p.dO + block.b * p.dO_b + block.h * p.dO_h;
     block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
     block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
-    block.t0 = p.t0 + block.b * p.t0_b + block.hk * p.t0_hk + block.g * p.t0_g;
+    block.D = p.D + block.b * p.D_b + block.hk * p.D_hk + block.g * p.D_g;
     block.dQ = p.dQ + block.b * p.dQ_b + block.h * p.dQ_h;
     return block;
   }
@@ -168,7 +168,7 @@ namespace backward_1_loop_ {
     }
   }
 
-  // acc = acc + sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+  // acc = acc + sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
   template <bool MASKED>
   __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
       float (&s0)[ROWS][COLUMNS], float (&s1)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
@@ -179,7 +179,7 @@ namespace backward_1_loop_ {
         const int kv = kv_start + c * LANES + lane;
         // kv <= q + kv_len - q_len
         counts[c] = !MASKED || (kv < p.kv_len && kv + p.q_len <= row.q + p.kv_len);
-        weights[r][c] = counts[c] ? exp2_approx((s0[r][c] * SCALE - row.x0) * LOG2E) * (s1[r][c] - row.t0)
+        weights[r][c] = counts[c] ? exp2_approx((s0[r][c] * SCALE - row.x0) * LOG2E) * (s1[r][c] - row.D)
             : skipped();
       }
     }
@@ -231,7 +231,7 @@ namespace backward_1_loop_ {
       row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
       row.q = minimum(q, p.q_len - 1);
       row.x0 = finite_or_zero(block.stat[row.q * p.stat_q]);
-      row.t0 = block.t0[row.q * p.t0_q];
+      row.D = block.D[row.q * p.D_q];
     }
     const Tile<BLOCK_Q, HEAD_DIM> Q(Q_AT);
     const Tile<BLOCK_Q, V_HEAD_DIM> dO(DO_AT);
@@ -286,7 +286,7 @@ namespace backward_2_loop_ {
     int b, hk, g, h, kv_start, kv_last;
     const bf16 *K, *Q, *V, *dO;
     const fp32 *stat;
-    fp32 *t0;
+    fp32 *D;
     bf16 *dK, *dV;
   };
 
@@ -300,7 +300,7 @@ namespace backward_2_loop_ {
 
   // What a thread reads of one of its columns of a tile.
   struct Column {
-    float x0, t0;
+    float x0, D;
   };
 
   // Where this block works; the last rows come first, they have most to do where a mask grows with the row.
@@ -319,7 +319,7 @@ namespace backward_2_loop_ {
     block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
     block.dO = p.dO + block.b * p.dO_b + block.h * p.dO_h;
     block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
-    block.t0 = p.t0 + block.b * p.t0_b + block.hk * p.t0_hk + block.g * p.t0_g;
+    block.D = p.D + block.b * p.D_b + block.hk * p.D_hk + block.g * p.D_g;
     block.dK = p.dK + block.b * p.dK_b + block.hk * p.dK_hk;
     block.dV = p.dV + block.b * p.dV_b + block.hk * p.dV_hk;
     return block;
@@ -347,7 +347,7 @@ namespace backward_2_loop_ {
     }
   }
 
-  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
   // acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
   template <bool MASKED>
   __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS],
@@ -362,7 +362,7 @@ namespace backward_2_loop_ {
         const float x0 = exp2_approx((s0[r][c] * SCALE - column.x0) * LOG2E);
         // kv <= q + kv_len - q_len
         counts[c] = !MASKED || (q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
-        weights0[r][c] = counts[c] ? x0 * (s1[r][c] - column.t0) : skipped();
+        weights0[r][c] = counts[c] ? x0 * (s1[r][c] - column.D) : skipped();
         weights1[r][c] = counts[c] ? x0 : skipped();
       }
     }
@@ -472,7 +472,7 @@ namespace backward_2_loop_ {
           Column& column = columns[c];
           const int q = q_start + c * LANES + lane;
           column.x0 = finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]);
-          column.t0 = block.t0[minimum(q, p.q_len - 1) * p.t0_q];
+          column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
         }
         const bool full = block.kv_last + p.q_len <= q_start + p.kv_len && q_start + BLOCK_Q <= p.q_len;
         float weights0[ROWS][COLUMNS];

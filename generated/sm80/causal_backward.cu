@@ -15,23 +15,23 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_DV columns dv:
 //     acc = acc + sum_dv O * dO                                 [q]
-//   t0 = acc
+//   D = acc
 //
 // for each b, hk and BLOCK_KV rows kv (a block):
 //   for each g:
 //     for each BLOCK_Q columns q with some  kv <= q + kv_len - q_len:
 //       s0 = sum_d K Q                                            [q,kv]
 //       s1 = sum_dv V dO                                          [q,kv]
-//       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+//       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
 //       acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
-//       t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+//       dQ_sum += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
 //         (in memory, 0 at first; blocks add to it in no fixed order)
 //   dK = acc0 * rsqrt(head_dim)
 //   dV = acc1
 //
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_D columns d:
-//     dQ = rsqrt(head_dim) * t1
+//     dQ = rsqrt(head_dim) * dQ_sum
 
 #include "add.cuh"
 #include "edges.cuh"
@@ -60,10 +60,10 @@ struct Params {
   int64 O_b, O_h, O_q;
   const fp32* stat;  // [b, h, q]  kept0
   int64 stat_b, stat_h, stat_q;
-  fp32* t0;  // [b, hk, g, q]
-  int64 t0_b, t0_hk, t0_g, t0_q;
-  fp32* t1;  // [b, hk, g, q, d]
-  int64 t1_b, t1_hk, t1_g, t1_q;
+  fp32* D;  // [b, hk, g, q]
+  int64 D_b, D_hk, D_g, D_q;
+  fp32* dQ_sum;  // [b, hk, g, q, d]
+  int64 dQ_sum_b, dQ_sum_hk, dQ_sum_g, dQ_sum_q;
   bf16* dQ;  // [b, h, q, d]  dq
   int64 dQ_b, dQ_h, dQ_q;
   bf16* dK;  // [b, hk, kv, d]  dk
@@ -74,7 +74,7 @@ struct Params {
 };
 
 // acc = sum_dv dO * O
-// t0 = acc
+// D = acc
 extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16;  // rows of a block
   constexpr int LANES = 8;     // that share a row
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   const int h = hk * p.group + g;
   const bf16* dO_at = p.dO + b * p.dO_b + h * p.dO_h;
   const bf16* O_at = p.O + b * p.O_b + h * p.O_h;
-  fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
+  fp32* D_at = p.D + b * p.D_b + hk * p.D_hk + g * p.D_g;
   const int row = q_start + threadIdx.x / LANES;
   const bool inside = row < p.q_len;
   const int q = inside ? row : p.q_len - 1;  // past the end: once more the last, as all lanes join
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   }
   acc = lane_sum<LANES>(acc);
   if (inside && lane == 0) {
-    t0_at[q * p.t0_q] = from_float<fp32>(acc);
+    D_at[q * p.D_q] = from_float<fp32>(acc);
   }
 }
 
@@ -124,7 +124,7 @@ namespace backward_1_backward_loop_ {
     int b, hk, g, h, kv_start, kv_last;
     const bf16 *K, *Q, *V, *dO;
     const fp32 *stat;
-    fp32 *t0, *t1;
+    fp32 *D, *dQ_sum;
     bf16 *dK, *dV;
   };
 
@@ -137,7 +137,7 @@ namespace backward_1_backward_loop_ {
 
   // What a thread reads of one of its columns of a tile.
   struct Column {
-    float x0, t0;
+    float x0, D;
   };
 
   // Where this block works; neighbours have tiles of rows that follow each other, and read the same columns.
@@ -156,8 +156,8 @@ namespace backward_1_backward_loop_ {
     block.V = p.V + block.b * p.V_b + block.hk * p.V_hk;
     block.dO = p.dO + block.b * p.dO_b + block.h * p.dO_h;
     block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
-    block.t0 = p.t0 + block.b * p.t0_b + block.hk * p.t0_hk + block.g * p.t0_g;
-    block.t1 = p.t1 + block.b * p.t1_b + block.hk * p.t1_hk + block.g * p.t1_g;
+    block.D = p.D + block.b * p.D_b + block.hk * p.D_hk + block.g * p.D_g;
+    block.dQ_sum = p.dQ_sum + block.b * p.dQ_sum_b + block.hk * p.dQ_sum_hk + block.g * p.dQ_sum_g;
     block.dK = p.dK + block.b * p.dK_b + block.hk * p.dK_hk;
     block.dV = p.dV + block.b * p.dV_b + block.hk * p.dV_hk;
     return block;
@@ -178,9 +178,9 @@ namespace backward_1_backward_loop_ {
     }
   }
 
-  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
   // acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
-  // t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+  // dQ_sum += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
   template <bool MASKED>
   __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS],
       const Column (&columns)[COLUMNS], int q_start, int lane, float (&s0)[ROWS][COLUMNS],
@@ -192,7 +192,7 @@ namespace backward_1_backward_loop_ {
         const int q = q_start + c / 2 * 8 + lane * 2 + c % 2;
         const Column& column = columns[c];
         const float x0 = exp2_approx((s0[r][c] * SCALE - column.x0) * LOG2E);
-        const float x1 = x0 * (s1[r][c] - column.t0);
+        const float x1 = x0 * (s1[r][c] - column.D);
         // kv <= q + kv_len - q_len
         counts[c] = !MASKED || (row.inside && q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
         weights0[r][c] = counts[c] ? x1 : 0.0f;
@@ -239,7 +239,7 @@ namespace backward_1_backward_loop_ {
     }
   }
 
-  // part0 = a tile's part of  t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+  // part0 = a tile's part of  dQ_sum += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
   template <class Weights, class Operand>
   __device__ __forceinline__ void multiply_part0(const Weights& weights, const Operand& operand,
       float (&part0)[PART0_ROWS][PART0_FEATURES]) {
@@ -261,7 +261,7 @@ namespace backward_1_backward_loop_ {
     const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS),
         feature = threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
     const int q = q_start + row + 8 * r + threadIdx.x % 32 / 4;
-    fp32* to = &block.t1[q * p.t1_q] + feature;
+    fp32* to = &block.dQ_sum[q * p.dQ_sum_q] + feature;
     const int count = q < p.q_len ? HEAD_DIM - feature : 0;
     UNROLL for (int f = 0; f < PART0_FEATURES; f += 4)
         add_sixteen<true>(to + 4 * f, part0[r], f, count - 4 * f);
@@ -333,7 +333,7 @@ namespace backward_1_backward_loop_ {
         Column column;
         const int q = q_start + threadIdx.x % BLOCK_Q;
         column.x0 = finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]);
-        column.t0 = block.t0[minimum(q, p.q_len - 1) * p.t0_q];
+        column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
         return column;
       };
       const auto is_full = [&](int q_start) {
@@ -389,7 +389,7 @@ namespace backward_1_backward_loop_ {
 }
 using backward_1_backward_loop_::backward_1_backward_loop;
 
-// dQ = rsqrt(head_dim) * t1
+// dQ = rsqrt(head_dim) * dQ_sum
 extern "C" __global__ void __launch_bounds__(256) backward_2_rowwise(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 16;  // rows of a block
   constexpr int LANES = 16;    // that share a row
@@ -400,17 +400,17 @@ extern "C" __global__ void __launch_bounds__(256) backward_2_rowwise(const __gri
   const int hk = take(rest, p.kv_heads);
   const int b = rest;
   const int h = hk * p.group + g;
-  fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
+  fp32* dQ_sum_at = p.dQ_sum + b * p.dQ_sum_b + hk * p.dQ_sum_hk + g * p.dQ_sum_g;
   bf16* dQ_at = p.dQ + b * p.dQ_b + h * p.dQ_h;
   const int q = q_start + threadIdx.x / LANES;
   if (q >= p.q_len) return;
   const int lane = threadIdx.x % LANES;
 
   for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
-    const auto t1_part = load_vector<4>(&t1_at[q * p.t1_q + first]);
+    const auto dQ_sum_part = load_vector<4>(&dQ_sum_at[q * p.dQ_sum_q + first]);
     Vec<bf16, 4> dQ_part;
     UNROLL for (int i = 0; i < 4; ++i) {
-      dQ_part[i] = from_float<bf16>(SCALE * t1_part[i]);
+      dQ_part[i] = from_float<bf16>(SCALE * dQ_sum_part[i]);
     }
     store_vector(&dQ_at[q * p.dQ_q + first], dQ_part);
   }

@@ -147,7 +147,7 @@ def test_tensor_cores_compute_each_product_once(head_dim):
     (buffer,) = (buffer for buffer in made.buffers if buffer.name == partial.name)
     assert buffer.zeroed
     text = said(made)
-    assert "adds its part of t1 to memory, in no fixed order" in text
+    assert "adds its part of dQ_sum to memory, in no fixed order" in text
     assert "each product computed by two kernels: " in text
 
 
