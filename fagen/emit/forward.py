@@ -340,11 +340,13 @@ class LoopBuilder:
             tests = [*begins, *ends, *rest, *(lower(place.search.value) for place in sought)]
             guard_split = scope.split([(code, ELEMENT) for code in tests])
             self.column += guard_split.at(COLUMN)
-        split = scope.split(roots)
-        self.column += split.at(COLUMN)
+        splits = self.splits(roots, max(levels.values(), default=0))
+        every = list(dict.fromkeys(splits))
+        self.column += [statement for split in every for statement in split.at(COLUMN)]
         texts: dict[State, StateText] = {}
         for state in states:
             value, condition = values[state]
+            split = splits[levels[state]]
             share, vector, operand, held, record = None, 1, None, "", ""
             if state.features:
                 (axis,) = state.features
@@ -375,16 +377,22 @@ class LoopBuilder:
                 equation=self.equation(state),
                 part=self.part(state),
             )
+
+        def guard_text(split: Split) -> str | None:
+            return (guard_split or split).text(guard_code, AND) if guard_code is not None else None
+
         phases = tuple(
             Phase(
-                row=split.at(Place(row=True, phase=level)) if level else (),
-                element=split.at(ELEMENT._replace(phase=level)),
+                row=splits[level].at(Place(row=True, phase=level)) if level else (),
+                element=splits[level].at(ELEMENT._replace(phase=level)),
                 states=tuple(texts[state] for state, at in levels.items() if at == level),
+                guard=guard_text(splits[level]),
             )
             for level in range(max(levels.values(), default=-1) + 1)
         )
         held = f"weights{number}" if several else "weights"
-        row = [*split.at(ROW), *(guard_split.at(ROW) if guard_split else ())]
+        row = [statement for split in every for statement in split.at(ROW)]
+        row += guard_split.at(ROW) if guard_split else ()
         stores, more = self.stores(walk, leaves)
         row += more
         views = tuple(
@@ -394,12 +402,12 @@ class LoopBuilder:
             number=str(number) if several else "",
             products=tuple(products),
             phases=phases,
-            arrays=split.arrays(),
-            kept=split.kept(),
+            arrays=[array for split in every for array in split.arrays()],
+            kept=[statement for split in every for statement in split.kept()],
             inside=self.inside(),
-            guard=(guard_split or split).text(guard_code, AND) if guard_code is not None else None,
+            guard=guard_text(splits[0]),
             guard_comment=scope.shown(walk.guard),
-            masked=self.masked_text(masked, lower, split),
+            masked=self.masked_text(masked, lower, splits[0]),
             apart=apart,
             mask=guard_split.at(ELEMENT) if guard_split else (),
             bounds=(_extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)),
@@ -420,6 +428,10 @@ class LoopBuilder:
         for state in walk.states:
             self.finished[state.symbol] = self.held(state)
         return text
+
+    def splits(self, roots: Sequence[tuple[Code, Place]], last: int) -> Sequence[Split]:
+        """The statements for what each phase up to the ``last`` needs."""
+        return [self.scope.split(roots)] * (last + 1)
 
     @staticmethod
     def sums_of(walk: Walk) -> tuple[State, ...]:

@@ -21,7 +21,7 @@ from fagen.derive.unscale import common_factor
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Partial, Product, State, Walk
 from fagen.emit.cexpr import HEAD, Lowering
-from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Split, Statement, Variable
+from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Place, Split, Statement, Variable
 from fagen.emit.forward import LoopBuilder, Term
 from fagen.emit.loops import LoopText
 from fagen.emit.params import Tensor
@@ -47,6 +47,7 @@ from fagen.plan.warpgroups import (
     PARTS,
     VALUE_BYTES,
     WORKS,
+    handed,
     kept,
     levels,
     padded,
@@ -69,7 +70,11 @@ _PLACES = {
     "hand_pipe": "HAND_PIPE_AT",
     "part_pipe": "PART_PIPE_AT",
     "kept": "KEPT_AT",
+    "given": "WEIGHTS_AT",
+    "weight_pipe": "WEIGHT_PIPE_AT",
 }
+MOST_AT_LAUNCH = 128
+"""Columns of a product that registers have room for at the launch of four warpgroups, whatever they have later."""
 _QUAD_COLUMNS = 32
 """Columns that four lanes exchange at once."""
 _CACHE_BYTES = 16 << 20
@@ -137,6 +142,10 @@ class AddedText:
     map: str
     """The parameter that says how the sum lies."""
     features: str
+    panel: int
+    """Features that are multiplied at once: those of a panel of the tile of rows."""
+    width: str
+    """The same, as the text has it."""
     others: tuple[str, ...]
     """Positions along the other axes of the sum, the nearest first."""
     equation: str
@@ -157,6 +166,8 @@ class ForwardRoles(ForwardLoop):
     """Of the one walk, where the products and sums of a tile are made level by level."""
     read_again: tuple[str, ...]
     """Products that later levels read."""
+    handed: tuple[str, ...]
+    """Arrays of weights that other consumers read."""
     own_copies: tuple[CopyText, ...]
     walk_copies: tuple[tuple[CopyText, ...], ...]
     """Of each walk, those of its products."""
@@ -221,14 +232,37 @@ class ForwardRoles(ForwardLoop):
         return max((sizes[axis] for axis in axes), default=0)
 
     @property
+    def divided(self) -> bool:
+        """Whether each consumer makes another level of the same rows."""
+        return self.roles.divided
+
+    @property
+    def hand_stages(self) -> str:
+        """How many buffers there are of what is handed over."""
+        return "HANDED" if self.divided else "STAGES"
+
+    def row_buffer(self, ring: str, group: str | int) -> str:
+        """The number of a buffer of rows, of those of a consumer."""
+        return f"{ring}.stage()" if self.divided else f"{ring}.stage() * CONSUMERS{f' + {group}' if group else ''}"
+
+    def row_pipe(self, group: str) -> str:
+        """The barriers of the rows of a consumer."""
+        return "RowPipe(ROW_PIPE_AT)" if self.divided else f"buffer<RowPipe>(ROW_PIPE_AT, {group})"
+
+    @property
+    def each_group(self) -> str:
+        """A loop over those who have rows of their own."""
+        return "" if self.divided else "for (int group = 0; group < CONSUMERS; ++group) "
+
+    @property
     def passes_over(self) -> bool:
         """Whether a consumer may have nothing to do on a tile that another one needs."""
-        several = (self.chained or bool(self.levels)) and self.roles.consumers > 1
+        several = (self.chained or bool(self.levels)) and self.roles.row_groups > 1
         return several and self.refined(self.walks[0])
 
     def refined(self, walk: WalkText) -> bool:
         """Whether what is known of a block's tile is asked for the rows of each consumer: a range is."""
-        if self.searches(walk):
+        if self.searches(walk) or self.divided:
             return False
         texts = [
             *(s.text for s in (*walk.loop.before, *walk.loop.tile)),
@@ -254,14 +288,18 @@ class ForwardRoles(ForwardLoop):
         return f"{GROUP_ROWS} / {self.length(GROUP_AXIS)}" if self.shared else f"{GROUP_ROWS}"
 
     @property
+    def first_row(self) -> str:
+        """How far from those of its block the rows of a consumer begin."""
+        return "0" if self.divided else f"{self.of_consumer} * group"
+
+    @property
     def before_next(self) -> str:
         """From a consumer's first position to its last."""
         return f"{self.of_consumer} - 1" if self.shared else f"{GROUP_ROWS - 1}"
 
-    @property
-    def targets(self) -> str:
+    def targets_of(self, level: LevelText | None) -> str:
         """Where results with features go."""
-        return "\n".join(outputs.stores[0].target for outputs in self.feature_outputs)
+        return "\n".join(outputs.stores[0].target for outputs in self.outputs_of(level))
 
     def needed(self, text: str) -> list[Statement]:
         """What is computed of a finished row for ``text``."""
@@ -323,7 +361,8 @@ class ForwardRoles(ForwardLoop):
             arrays += [
                 f"Left<{state.weight}> (&rounded_{state.weights})[COLUMNS / 4]" for state in walk.weighted
             ]
-        return [*super().update_parameters(walk), "int row0", "uint32 stage", *dict.fromkeys(arrays)]
+        steps = ["int row0", "uint32 stage", "uint32 from"]
+        return [*super().update_parameters(walk), *steps, *dict.fromkeys(arrays)]
 
     @property
     def all_weighted(self) -> list[StateText]:
@@ -366,10 +405,70 @@ class ForwardRoles(ForwardLoop):
         final = 2 * self.levels[-1].number + 3
         return final, max((event for event, copy in events if copy in self.sum_copies[0]), default=-1)
 
+    def last_use(self, level: LevelText, copies: Sequence[CopyText]) -> Literal["products", "sums"]:
+        """What of a level, made by a consumer of its own, reads tiles last."""
+        summed = [self.copy_of(state.operand) for state in level.sums if state.operand is not None]
+        return "sums" if any(copy in copies for copy in summed) else "products"
+
+    def first_use(self, level: LevelText, copies: Sequence[CopyText]) -> Literal["products", "sums"]:
+        """What of it reads them first."""
+        made = [other for product in level.products for _, other in self.factors(product)]
+        return "products" if any(copy in copies for copy in made) else "sums"
+
+    def outputs_of(self, level: LevelText | None) -> tuple[StoresText, ...]:
+        """Results with features that are made of the sums of a level, or of all."""
+        if level is None:
+            return self.feature_outputs
+        names = [state.name for state in level.sums]
+        return tuple(o for o in self.feature_outputs if all(_sums_of(store, names) for store in o.stores))
+
+    def stores_of(self, level: LevelText | None) -> list[StoreText]:
+        """All that is written of it."""
+        if level is None:
+            return self.all_outputs
+        return [store for outputs in self.outputs_of(level) for store in outputs.stores]
+
+    def number_of(self, level: LevelText | None) -> str:
+        """What is put behind the names of its functions."""
+        return "" if level is None else f"{level.number}"
+
+    def finishes(self, level: LevelText | None) -> bool:
+        """Whether anything is made of the sums of a level before they leave."""
+        if level is None or self.epilogue == "elements":
+            return True
+        made = ((outputs.stores[0].number, self.result_of(outputs)) for outputs in self.outputs_of(level))
+        return any(number != f"{sums}[r][f]" for number, sums in made)
+
+    @staticmethod
+    def masks(walk: WalkText, level: LevelText) -> bool:
+        """Whether it is a product of a level that is masked."""
+        return any(walk.masked == f"{product.name}[r][c]" for product in level.products)
+
+    @property
+    def hands(self) -> bool:
+        """Whether a consumer needs anything that another has made."""
+        return bool(self.handed or self.read_again)
+
+    @staticmethod
+    def buffer_of(arrays: Sequence[str], name: str) -> str:
+        """Which buffer an array is handed over in."""
+        return _buffer(arrays.index(name), len(arrays)).replace("from", "hand_at.stage()")
+
+    def multiply_add(self, state: StateText) -> str:
+        """How terms are added to a sum: with little room at the launch few features at once."""
+        (axis,) = next(
+            s.features
+            for walk in self.scope.kernel.stage.walks
+            for s in walk.states
+            if s.symbol.name == state.name
+        )
+        wide = self.roles.adders and dict(self.scope.plan.problem.sizes)[axis] > MOST_AT_LAUNCH
+        return f"multiply_add<{MOST_AT_LAUNCH}>" if wide else "multiply_add"
+
     def place_of(self, level: LevelText, name: str) -> str:
         """The array of earlier products whose place a product or an array of weights may take."""
         products = [product.name for product in level.products]
-        if name in products:  # those of the first level are there while others are made
+        if name in products and not self.divided:  # those of the first level are there while others are made
             earlier, number = self.levels[0].products, products.index(name)
             place = earlier[number].name if number < len(earlier) else ""
             return "" if not place or self.read_from(place, 1) else place
@@ -395,6 +494,8 @@ class ForwardRoles(ForwardLoop):
     @property
     def row_readers(self) -> int:
         """Who frees the rows of a consumer: its leader, or each warp that reads them."""
+        if self.divided:
+            return 4 * (self.roles.consumers + self.roles.adders)
         return 4 * (1 + self.roles.adders) if self.levels else 1
 
     @property
@@ -536,6 +637,8 @@ class _Builder(LoopBuilder):
         self.free = {reference.maximum for reference in free_references(scope.kernel.stage)}
         self.levels_made = levels(self.stage)
         self.kept = kept(self.levels_made)
+        self.divided = self.kernel.roles is not None and self.kernel.roles.divided
+        self.handed = handed(self.levels_made) if self.divided else ()
         self.vanishing: set[int] = set()
         self.finds_rows = not self.levels_made and len(self.stage.walks) == 1
         self.announced: list[str] = []
@@ -642,6 +745,8 @@ class _Builder(LoopBuilder):
                     known[value] = symbol = ir.Symbol(f"rounded_{name}", value.axes, "float")
                     rounded[symbol] = ZERO
                     text, place = f"value_of(rounded_{name}, r, c)", ELEMENT._replace(phase=at + 1)
+                    if self.divided:
+                        text = f"handed({_buffer(self.handed.index(value), len(self.handed))}, r, c)"
                     leaves[symbol] = self.scope.codes.leaf(text, "float", place)
             for number, product in enumerate(self.kept):
                 at = self.known_at(product)
@@ -649,13 +754,21 @@ class _Builder(LoopBuilder):
                     symbol = ir.Symbol(f"kept_{product.symbol.name}", product.symbol.axes, "float")
                     known[product.symbol] = symbol
                     place = ELEMENT._replace(phase=at + 1)
-                    leaves[symbol] = self.scope.codes.leaf(f"kept({number}, r, c)", "float", place)
+                    buffer = _buffer(number, len(self.kept)) if self.divided else f"{number}"
+                    leaves[symbol] = self.scope.codes.leaf(f"kept({buffer}, r, c)", "float", place)
             value, condition = terms[state]
             found[state] = ir.substitute(value, known), condition
             if limits(ir.substitute(found[state][0], rounded)) is not ZERO:
                 tested.add(level)
         self.vanishing = set(levels.values()) - tested
         return found
+
+    def splits(self, roots: Sequence[tuple[Code, Place]], last: int) -> Sequence[Split]:
+        """What a consumer needs it computes itself."""
+        if not self.divided:
+            return super().splits(roots, last)
+        levels = ([root for root in roots if root[1].phase == level] for level in range(last + 1))
+        return [self.scope.split(level) for level in levels]
 
     def sum_tile(self, number: int, walk: Walk, state: State) -> tuple[TileText, str]:
         """A tile that a product reads as well is that one."""
@@ -743,6 +856,11 @@ class _Builder(LoopBuilder):
                 if roles.adders
                 else []
             ),
+            *(
+                [("int", f"HANDED = {roles.handed}", "buffers of what is handed over")]
+                if self.divided
+                else []
+            ),
             *([("float", "SLACK = 5.5f", "a free maximum may be exceeded by so much")] if self.free else []),
             (
                 "uint32",
@@ -771,6 +889,9 @@ class _Builder(LoopBuilder):
         if made:  # tiles that the first products read come first
             first = {other.name for product in made[0].products for _, other in product.factors}
             every = (*walks[0], *sums[0])
+            if self.divided:  # tiles that are free again first
+                last = {copy.name: max(_uses(made, copy.tile)) for copy in every}
+                first = {name for name in last if last[name] == min(last.values())}
             walks = [tuple(copy for copy in every if copy.name in first)]
             sums = [tuple(copy for copy in every if copy.name not in first)]
         outs = self.outs(loop)
@@ -789,6 +910,7 @@ class _Builder(LoopBuilder):
             parts=tuple(self.added(partial, loop, own) for partial in self.stage.walks[0].partials),
             levels=made,
             read_again=tuple(product.symbol.name for product in self.kept),
+            handed=self.handed_arrays(made),
             own_copies=tuple(own),
             walk_copies=tuple(walks),
             sum_copies=tuple(sums),
@@ -807,6 +929,8 @@ class _Builder(LoopBuilder):
     def added(self, partial: Partial, loop: ForwardLoop, own: Sequence[CopyText]) -> AddedText:
         """A sum over the rows of all blocks."""
         (axis,) = partial.features
+        assert self.kernel.roles is not None
+        width = self.kernel.roles.part
         tile = self.tiles["own", partial.operand, axis]
         tensor = self.scope.parameters.buffer(partial.name)
         state = next(s for s in self.levels_made[-1].states if s.value == partial.value)
@@ -820,8 +944,10 @@ class _Builder(LoopBuilder):
             weights=text.weights,
             weight=text.weight,
             operand=next(copy for copy in own if copy.tile is tile),
-            map=self.scope.parameters.map(tensor, self.walk_axis, axis, PART, PART // 2, 2),
+            map=self.scope.parameters.map(tensor, self.walk_axis, axis, PART, PART // 2, width // (PART // 2)),
             features=self.scope.length(axis),
+            panel=panel_columns(self._size(axis)),
+            width="SumPart::COLUMNS" if panel_columns(self._size(axis)) == width else f"{panel_columns(self._size(axis))}",
             others=tuple(places),
             equation=f"{tensor.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}",
         )
@@ -841,6 +967,22 @@ class _Builder(LoopBuilder):
             )
             for i, level in enumerate(self.levels_made)
         )
+
+    def handed_arrays(self, levels: Sequence[LevelText]) -> tuple[str, ...]:
+        """The arrays of weights that other consumers read."""
+        names = {
+            state.symbol.name: state.value
+            for level in self.levels_made
+            for state in level.states
+            if state.value in self.handed
+        }
+        arrays = {
+            names[state.name]: state.weights
+            for level in levels
+            for state in level.sums
+            if state.name in names
+        }
+        return tuple(arrays[value] for value in self.handed)
 
     def ascends(self, loop: ForwardLoop) -> bool:
         """Whether the rows of a block bound where its walk begins, and not where it ends."""
@@ -927,6 +1069,23 @@ def _fit(scope: Scope) -> bool:
     assert kernel.roles is not None
     taken = len(fields_) * VALUE_BYTES * kernel.block_walk * kernel.roles.stages
     return 0 < taken <= room and all(each.ctype in ("float", "int32", "int64") for each in fields_)
+
+
+def _buffer(number: int, count: int) -> str:
+    """The buffer of one of so many arrays that are handed over together."""
+    return f"{count} * from + {number}" if count > 1 else "from"
+
+
+def _uses(levels: Sequence[LevelText], tile: TileText) -> list[int]:
+    """When a tile is read, as `ForwardRoles.walk_uses` has it."""
+    found = [
+        2 * level.number
+        for level in levels
+        for product in level.products
+        if any(other is tile for _, other in product.factors)
+    ]
+    summed = (level.number for level in levels for state in level.sums if state.operand is tile)
+    return [*found, *(2 * number + 3 for number in summed)]
 
 
 def _sums_of(store: StoreText, names: Sequence[str]) -> list[str]:

@@ -121,6 +121,8 @@ class Phase:
     row: Sequence[Statement]
     element: Sequence[Statement]
     states: tuple[StateText, ...]
+    guard: str | None
+    """The condition of the walk, as this step says it."""
 
 
 @dataclass(frozen=True)
@@ -245,10 +247,14 @@ class WalkText:
     @property
     def counts(self) -> str:
         """The condition under which an element counts."""
-        test = self.test
+        return self.counts_in(self.guard)
+
+    def counts_in(self, guard: str | None) -> str:
+        """The same, as a step says the condition of the walk."""
+        test = self.inside if guard is None else f"{self.inside} && {guard}"
         if self.mode == "always":
             return test
-        return f"!MASKED || {test}" if self.guard is None else f"!MASKED || ({test})"
+        return f"!MASKED || {test}" if guard is None else f"!MASKED || ({test})"
 
     @property
     def test(self) -> str:
@@ -477,6 +483,18 @@ class ForwardLoop:
         """Whether lanes exchange results before they store them."""
         return bool(self.feature_outputs) and all(outputs.eights for outputs in self.feature_outputs)
 
+    def outputs_of(self, level: None) -> tuple[StoresText, ...]:
+        """What is written by feature, of a level where they are made apart."""
+        return self.feature_outputs
+
+    def stores_of(self, level: None) -> list[StoreText]:
+        """All that is written of it."""
+        return self.all_outputs
+
+    def number_of(self, level: None) -> str:
+        """What is put behind the names of its functions."""
+        return ""
+
     @property
     def all_outputs(self) -> list[StoreText]:
         """What is written after the last walk."""
@@ -525,7 +543,7 @@ class ForwardLoop:
         """All that stands in the loop over columns of a phase."""
         texts = [statement.text for statement in phase.element]
         texts += [text for state in phase.states for text in (state.value, state.condition or "")]
-        return "\n".join([*texts, walk.counts] if first else texts)
+        return "\n".join([*texts, walk.counts_in(phase.guard)] if first else texts)
 
     @staticmethod
     def text_of_mask(walk: WalkText) -> str:

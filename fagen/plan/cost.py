@@ -22,7 +22,16 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph, Input, Scalar
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
-from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, KernelPlan, Plan, Problem, Roles, Tiling
+from fagen.plan.plan import (
+    GROUP_AXIS,
+    STORAGE_BYTES,
+    WARPGROUP,
+    KernelPlan,
+    Plan,
+    Problem,
+    Roles,
+    Tiling,
+)
 from fagen.plan.profile import LOOPS, Access, Lengths, Profile, Slots, profile, stage_roots
 from fagen.plan.space import (
     CHUNK,
@@ -68,7 +77,8 @@ SCHEDULERS = 4
 ADDED_SLOTS = 2
 """Instructions to add an element of a partial sum to memory: its share of an exchange and of an addition."""
 ADDED_TIMES = 2
-"""A byte that is added to in the L2 cache is read there and written."""
+"""A byte that is added to in the L2 cache is read there and written; bulk reductions take no longer than to
+write it."""
 PART = 8
 """Terms of a product that are summed alone first, of more than 16, in templates/arch/simt.j2."""
 COPY_SLOTS = 4
@@ -311,12 +321,14 @@ class Model:
         pointwise, special = self._pointwise(number, tiles)
         rescaled = WARPGROUP_RESCALED * tiles.block_own * sum(feature_width(f, tiles) for f in step.rescaled)
         issue = pointwise + rescaled + step.scalars * area + area * len(step.weighted) / 2
-        issue += WARPGROUP_SLOTS * tiles.rows * tiles.columns
-        read = sum(2 * depth * (tiles.block_own + roles.consumers * tiles.block_walk) for depth in inner)
-        read += sum(2 * roles.consumers * tiles.block_walk * width for width in features)
+        issue += WARPGROUP_SLOTS * WARPGROUP * roles.consumers
+        read = sum(2 * depth * (tiles.block_own + roles.row_groups * tiles.block_walk) for depth in inner)
+        read += sum(2 * roles.row_groups * tiles.block_walk * width for width in features)
+        if roles.divided:
+            read += 2 * area * (2 * step.handed + 4 * step.kept)
         # what is handed over is written and read again for each part, as are the parts
         for width in step.partials:
-            read += 2 * area * (1 + width // warpgroups.PART)
+            read += 2 * area * (1 + ceil_div(width, warpgroups.PART))
             read += 2 * tiles.block_walk * width * (tiles.block_own // warpgroups.PART + 4)
         busy = (
             area * (sum(inner) + sum(features) + sum(step.partials)) / arch.tensor16_fma_per_cycle,
@@ -437,7 +449,7 @@ class Model:
                 waves = ceil_div(asked, once * arch.multiprocessors * resident)
             memory_bytes += min(asked, once * waves)
 
-        beyond: float = sum(reads.values()) + write_bytes + ADDED_TIMES * added
+        beyond: float = sum(reads.values()) + write_bytes + (1 if tiles.roles else ADDED_TIMES) * added
         rows = [length for step in profile.passes for length in (*step.walk_tiles, *step.operands)]
         if tiles.roles is not None and any(map(warpgroups.in_sectors, rows)):
             beyond *= WARPGROUP_IN_SECTORS

@@ -135,7 +135,7 @@ class Roles:
     """The warps of a block with roles: a warpgroup that has tiles copied, and those that multiply."""
 
     consumers: int
-    """Warpgroups that multiply, 64 rows each."""
+    """Warpgroups that multiply."""
     stages: int
     """Buffers, used in turn, of each tile of the walk."""
     own_stages: int
@@ -143,6 +143,23 @@ class Roles:
     adders: int = 0
     """Warpgroups that multiply what consumers hand over, and have the parts of sums that gives added to
     memory."""
+    handed: int = 0
+    """Buffers, used in turn, of what is handed over."""
+    part: int = 0
+    """Features of a part of a sum that is added to memory at once."""
+    divided: bool = False
+    """Whether consumers have the same 64 rows, and each makes what one level of their tiles needs; else each
+    has 64 rows of its own."""
+
+    @property
+    def row_groups(self) -> int:
+        """How many times 64 rows a block has."""
+        return 1 if self.divided else self.consumers
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARPGROUP * (self.consumers + 1 + self.adders)
 
 
 @dataclass(frozen=True)
@@ -207,7 +224,7 @@ class KernelPlan:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.rows * self.columns + (WARPGROUP * (1 + self.roles.adders) if self.roles else 0)
+        return self.roles.threads if self.roles else self.rows * self.columns
 
     @property
     def feature_axis(self) -> Axis | None:

@@ -147,6 +147,10 @@ class Pass:
     """Products of each level, where a warpgroup makes them level by level."""
     kept: int
     """Those that are kept for later levels."""
+    handed: int
+    """Weights of levels that later ones read."""
+    divided: tuple[tuple[int, ...], ...]
+    """Features of the sums of each level, where each may be made by other threads; else empty."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +266,7 @@ def profile(
     def writes(outputs: Iterable[ir.Output]) -> tuple[Access, ...]:
         return tuple(Access(out.name, out.node.axes, written.get(out.name, 4)) for out in outputs)
 
+    levels = warpgroups.levels(stage)
     own_operands: dict[tuple[Node, Axis], None] = {}
     passes: list[Pass] = []
     for walk in stage.walks:
@@ -309,8 +314,13 @@ def profile(
                     isinstance(node, Input | Load | Random) and {tile_axis, stage.walk} <= set(node.axes)
                     for node in ir.walk(weighed)
                 ),
-                levels=tuple(len(level.products) for level in warpgroups.levels(stage)),
-                kept=len(warpgroups.kept(warpgroups.levels(stage))),
+                levels=tuple(len(level.products) for level in levels),
+                kept=len(warpgroups.kept(levels)),
+                handed=len(warpgroups.handed(levels)),
+                divided=tuple(
+                    tuple(sizes.get(axis, 0) for state in level.states for axis in state.features)
+                    for level in (levels if warpgroups.divisible(stage) else ())
+                ),
             )
         )
     features = [axis for walk in stage.walks for state in walk.states for axis in state.features]

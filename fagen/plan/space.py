@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fagen.plan import warpgroups
 from fagen.plan.arch import Arch
-from fagen.plan.plan import STORAGE_BYTES, WARPGROUP, Roles, SharedTile, Storage, Tiling
+from fagen.plan.plan import STORAGE_BYTES, Roles, SharedTile, Storage, Tiling
 from fagen.plan.profile import LOOPS, PLAIN_SLOTS, RANDOM_SLOTS, Pass, Profile
 
 PAD = 4
@@ -60,15 +60,16 @@ class Tiles:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.rows * self.columns + (WARPGROUP * (1 + self.roles.adders) if self.roles else 0)
+        return self.roles.threads if self.roles else self.rows * self.columns
 
     def __str__(self) -> str:
         sides = [self.block_own, self.block_walk, self.block_inner, self.block_feature]
         size = " x ".join(str(side) for side in sides if side)
         if self.roles:
             buffers = f"{self.roles.own_stages} + {self.roles.stages} buffers"
-            adds = ", parts added" if self.roles.adders else ""
-            return f"{size}, {self.roles.consumers} consumers, {buffers}{adds}"
+            adds = f", parts of {self.roles.part} added" if self.roles.adders else ""
+            share = " of the same rows" if self.roles.divided else ""
+            return f"{size}, {self.roles.consumers} consumers{share}, {buffers}{adds}"
         return f"{size}, {self.rows} x {self.columns} threads{', rows in registers' if self.held else ''}"
 
 
@@ -123,6 +124,7 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
             last.columns if last.levels else 0,
             last.kept,
             profile.places,
+            last.handed,
         )
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end
@@ -243,6 +245,12 @@ def registers(profile: Profile, tiles: Tiles, least: bool = False) -> int:
         return FIXED_REGISTERS
     most = 0
     if tiles.roles is not None:
+        if tiles.roles.divided:
+            (step,) = profile.passes
+            return max(
+                warpgroups.level_registers(tiles.block_walk, (count,), sums, least=True)
+                for count, sums in zip(step.levels, step.divided, strict=True)
+            )
         return max(
             warpgroups.level_registers(
                 tiles.block_walk, step.levels, step.weighted, least or bool(step.partials)

@@ -176,8 +176,9 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
     if family in warpgroups.WITH_ROLES:
         whole = max((size for step in counts.passes for size in step.terms), default=0)
         (step, *_) = counts.passes
-        for roles, columns in warpgroups.shapes(int(bool(step.partials)), len(step.levels)):
-            rows = warpgroups.GROUP_ROWS * roles.consumers
+        shapes = warpgroups.shapes(step.partials, len(step.levels), bool(step.divided))
+        for roles, columns in shapes:
+            rows = warpgroups.GROUP_ROWS * roles.row_groups
             yield Tiles("warpgroups", rows, columns, whole, 0, rows // 2, 4, roles)
     elif counts.schedule == "backward_loop":
         yield from _twofold(counts)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as pairs
 
+from fagen.derive.terms import term_of
 from fagen.derive.walk import Product, Stage, State, Walk
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Input, Node, Symbol
@@ -117,6 +118,33 @@ def kept(levels: Sequence[Level]) -> tuple[Product, ...]:
     return tuple(found)
 
 
+def handed(levels: Sequence[Level]) -> tuple[Node, ...]:
+    """Weights of a level that a later one reads, rounded."""
+    found: list[Node] = []
+    for number, level in enumerate(levels):
+        earlier = [state.value for before in levels[:number] for state in before.states]
+        read = set(ir.walk([state.value for state in level.states]))
+        found += [value for value in earlier if value in read and value not in found]
+    return tuple(found)
+
+
+def divisible(stage: Stage) -> bool:
+    """Whether each level of a stage may be made by other threads than the rest.
+
+    What a level needs of those before it are weights, which are handed to it, and products, which are kept
+    for it; each result is made of the sums of one level.
+    """
+    found = levels(stage)
+    if len(found) < 2 or stage.walk is None:
+        return False
+    if any(not state.features for level in found for state in level.states):
+        return False
+    if any(term_of(state)[1] is not None for level in found[:-1] for state in level.states):
+        return False
+    sums = [[state.symbol for state in level.states] for level in found]
+    return all(sum(ir.depends(output.node, each) for each in sums) == 1 for output in stage.outputs)
+
+
 def _uses(state: State, symbols: Collection[Node]) -> bool:
     return any(node in symbols for node in ir.walk([state.value]))
 
@@ -142,15 +170,23 @@ def padded(columns: int) -> int:
     return -(-columns // panel) * panel
 
 
-def shapes(adders: int = 0, levels: int = 1) -> Iterator[tuple[Roles, int]]:
+def shapes(
+    parts: Sequence[int] = (), levels: int = 1, divided: bool = False
+) -> Iterator[tuple[Roles, int]]:
     """Every shape that is tried, with the columns of a tile; few columns leave registers where little else
     does.
 
-    Products of several levels wait for each other: those of whole panels do so least.
+    Products of several levels wait for each other: those of whole panels do so least. Of sums with so many
+    features ``parts`` are added to memory; then levels may be ``divided`` among as many consumers, each of
+    which has fewer sums.
     """
-    if adders:
+    if parts:
+        part = min(panel_columns(features) for features in parts)
         for consumers, stages, columns in pairs(ADDING_REGISTERS, (2, 3), (PART, 2 * PART)):
-            yield Roles(consumers, stages, 1, adders), columns
+            yield Roles(consumers, stages, 1, 1, stages, part), columns
+        if divided and levels in ADDING_REGISTERS:
+            for stages, hands, width in pairs((2, 3), (2, 1), dict.fromkeys((part, PART // 2))):
+                yield Roles(levels, stages, 1, 1, hands, width, divided=True), PART
         return
     for consumers, stages, own_stages in pairs((2, 3, 4, 1), (2, 3, 4), (2, 1)):
         for columns in (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192):
@@ -171,6 +207,7 @@ def layout(
     values: int = 0,
     kept: int = 0,
     places: int = 0,
+    handed: int = 0,
 ) -> list[tuple[str, Storage, int, int, int, int, int]]:
     """The fields of each `SharedTile`, and its bytes.
 
@@ -178,8 +215,9 @@ def layout(
     and of its sums; a work has a position of each of so many axes of the grid, beside its rows, and a tile
     one of each of the outer axes. A tile's buffers follow one another; tiles of different walks overlap.
     Where products are made ``level_by_level``, those after the first have a pipe of their own, and a warp
-    brings ``values`` of each column; so many of their products are ``kept`` for later ones. With a work so
-    many ``places`` in sorted tables are announced.
+    brings ``values`` of each column; so many of their products are ``kept`` for later ones, and where those
+    are made by other consumers so many weights ``handed`` to them. With a work so many ``places`` in sorted
+    tables are announced.
     """
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
@@ -190,7 +228,7 @@ def layout(
 
     address = 0
     for i, length in enumerate(own):
-        rows = GROUP_ROWS * roles.consumers * roles.own_stages
+        rows = GROUP_ROWS * roles.row_groups * roles.own_stages
         address = add(f"own{i}", rows, padded(length), address)
     base = end = address
     for number, (factors, operands) in enumerate(walks):
@@ -201,17 +239,21 @@ def layout(
                 address = add(f"{kind}{at}{i}", columns * roles.stages, padded(length), address)
         end = max(end, address)
     if roles.adders:
-        end = add("handed", GROUP_ROWS * roles.consumers * roles.stages, columns, end)
-        end = add("parts", PART * PARTS, PART, end, "fp32")
+        end = add("handed", GROUP_ROWS * roles.row_groups * roles.handed, columns, end)
+        end = add("parts", PART * PARTS, roles.part, end, "fp32")
+    buffers = roles.handed if roles.divided else roles.consumers  # of each consumer its own
     if kept:
-        end = add("kept", GROUP_ROWS * roles.consumers * kept, columns, end, "fp32")
+        end = add("kept", GROUP_ROWS * buffers * kept, columns, end, "fp32")
+    if handed and roles.divided:
+        end = add("given", GROUP_ROWS * buffers * handed, columns, end)
     sums = level_by_level or any(operands for _, operands in walks)
     pipes = {
-        "own_pipe": roles.own_stages * roles.consumers,
+        "own_pipe": roles.own_stages * roles.row_groups,
         "walk_pipe": roles.stages,
         "sum_pipe": roles.stages if sums else 0,
         "value_pipe": roles.stages if values else 0,
-        "hand_pipe": roles.stages if roles.adders else 0,
+        "weight_pipe": roles.handed if roles.divided and (handed or kept) else 0,
+        "hand_pipe": roles.handed if roles.adders else 0,
         "part_pipe": PARTS if roles.adders else 0,
     }
     for name, words in (
@@ -228,8 +270,9 @@ def layout(
 
 
 def visit_count(roles: Roles) -> int:
-    """Tiles that are announced at once: adders are as many tiles behind as consumers have buffers."""
-    return roles.stages * (1 + roles.adders)
+    """Tiles that are announced at once: adders are as many tiles behind as consumers have buffers of what
+    they hand over, and one more where a consumer frees a tile before it has handed it over."""
+    return roles.stages + roles.handed + roles.divided
 
 
 def visit_words(outer_axes: int) -> int:
@@ -312,8 +355,8 @@ def _not_added(stage: Stage, problem: Problem) -> str | None:
                 return "products of a tile that are not made level by level add no partial sums"
             if partial.value not in [state.value for state in found[-1].states]:
                 return f"the weights of {partial.name} are not those of another sum"
-            if (partial.operand, axis) not in owned or sizes[axis] % PART or sizes[axis] > 2 * PART:
-                return f"{partial.name} has not {PART} or {2 * PART} features of a tile of rows"
+            if (partial.operand, axis) not in owned or sizes[axis] % (PART // 2):
+                return f"the features of {partial.name} are no multiple of {PART // 2} of a tile of rows"
     return None
 
 

@@ -4,6 +4,9 @@
 //   wgmma_fence()                          before the first product after registers of a product were written
 //   multiply(sums, left, right)            sums = left * right, issued
 //   multiply_add(sums, left, right)        sums += left * right, issued
+//   multiply_add<MOST>(sums, left, right)  the same of a left factor in registers, by instructions of at most so many
+//                                          columns (128): a larger one needs registers that a launch of four
+//                                          warpgroups does not give
 //   wgmma_commit()                         closes the group of products issued so far
 //   wgmma_wait<GROUPS>(registers...)       waits until at most so many groups are in flight; the arrays named are
 //                                          sums and factors of those that have ended, and may now be touched
@@ -59,10 +62,14 @@ __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
   (pin(registers), ...);
 }
 
-// One instruction for each number of columns: its text names all registers. The operands after the sums stand at the
-// numbers that follow.
-#define FAGEN_SUMS(j) \
-  "+f"(d[0][2 * (j)]), "+f"(d[0][2 * (j) + 1]), "+f"(d[1][2 * (j)]), "+f"(d[1][2 * (j) + 1])
+template <int N>
+struct Wide {};
+
+// One instruction for each number of columns: its text names all registers, of the sums those from FIRST on. The
+// operands after the sums stand at the numbers that follow.
+#define FAGEN_SUMS(j)                                                                             \
+  "+f"(d[0][FIRST + 2 * (j)]), "+f"(d[0][FIRST + 2 * (j) + 1]), "+f"(d[1][FIRST + 2 * (j)]), \
+      "+f"(d[1][FIRST + 2 * (j) + 1])
 #define FAGEN_NAMES_1 "%0, %1, %2, %3"
 #define FAGEN_NAMES_2 FAGEN_NAMES_1 ", %4, %5, %6, %7"
 #define FAGEN_NAMES_3 FAGEN_NAMES_2 ", %8, %9, %10, %11"
@@ -129,16 +136,16 @@ __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
 #define FAGEN_SUMS_32 FAGEN_SUMS_31, FAGEN_SUMS(31)
 
 #define FAGEN_WGMMA_OF(T, TYPE, G, N, A, B, C, D, E, F, H)                                                 \
-  template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>                                                   \
-  __device__ __forceinline__ void wgmma(T, float (&d)[2][N / 4], uint64 left, uint64 right, int add) {     \
+  template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int FIRST, int M>                                 \
+  __device__ __forceinline__ void wgmma(T, Wide<N>, float (&d)[2][M], uint64 left, uint64 right, int add) {     \
     asm volatile("{.reg .pred add; setp.ne.b32 add, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N      \
                  "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, %" #A ", %" #B ", add, 1, 1, %" #D      \
                                                                ", %" #E ";}"                               \
                  : FAGEN_SUMS_##G                                                                          \
                  : "l"(left), "l"(right), "r"(add), "n"(LEFT_TRANSPOSED), "n"(RIGHT_TRANSPOSED));          \
   }                                                                                                        \
-  template <bool RIGHT_TRANSPOSED>                                                                         \
-  __device__ __forceinline__ void wgmma(T, float (&d)[2][N / 4], const Left<T>& left, uint64 right,        \
+  template <bool RIGHT_TRANSPOSED, int FIRST, int M>                                                       \
+  __device__ __forceinline__ void wgmma(T, Wide<N>, float (&d)[2][M], const Left<T>& left, uint64 right,        \
                                         int add) {                                                         \
     asm volatile("{.reg .pred add; setp.ne.b32 add, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N      \
                  "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, {%" #A ", %" #B ", %" #C ", %" #D       \
@@ -189,16 +196,25 @@ __device__ __forceinline__ void multiply_steps(float (&sums)[2][N], const A& lef
   static_assert(A::LENGTH == 64 && B::LENGTH == 4 * N && A::STEPS == B::STEPS);
 #pragma unroll
   for (int k = 0; k < A::STEPS; ++k) {
-    wgmma<A::ACROSS, B::ACROSS>(typename A::Element(), sums, left.step(k), right.step(k), ADD || k > 0);
+    wgmma<A::ACROSS, B::ACROSS, 0>(typename A::Element(), Wide<4 * N>(), sums, left.step(k), right.step(k),
+                                   ADD || k > 0);
   }
 }
 
-template <bool ADD, class T, int STEPS, class B, int N>
+template <int MOST, int FIRST, class T, class B, int N>
+__device__ __forceinline__ void multiply_step(float (&sums)[2][N], const Left<T>& left, const B& right, int k,
+                                              bool add) {
+  constexpr int WIDTH = 4 * N - FIRST < MOST ? 4 * N - FIRST : MOST;
+  wgmma<B::ACROSS, FIRST / 4>(T(), Wide<WIDTH>(), sums, left, right.step(k) + B::from(FIRST), add);
+  if constexpr (FIRST + WIDTH < 4 * N) multiply_step<MOST, FIRST + WIDTH>(sums, left, right, k, add);
+}
+
+template <bool ADD, int MOST = 256, class T, int STEPS, class B, int N>
 __device__ __forceinline__ void multiply_steps(float (&sums)[2][N], const Left<T> (&left)[STEPS],
                                                const B& right) {
   static_assert(B::LENGTH == 4 * N && B::STEPS == STEPS);
 #pragma unroll
-  for (int k = 0; k < STEPS; ++k) wgmma<B::ACROSS>(T(), sums, left[k], right.step(k), ADD || k > 0);
+  for (int k = 0; k < STEPS; ++k) multiply_step<MOST, 0>(sums, left[k], right, k, ADD || k > 0);
 }
 
 template <class T, int STEPS>
@@ -213,6 +229,11 @@ __device__ __forceinline__ void multiply(float (&sums)[2][N], const L& left, con
 template <class L, class R, int N>
 __device__ __forceinline__ void multiply_add(float (&sums)[2][N], const L& left, const R& right) {
   multiply_steps<true>(sums, left_operand(left), right_operand(right));
+}
+
+template <int MOST, class T, int STEPS, class R, int N>
+__device__ __forceinline__ void multiply_add(float (&sums)[2][N], const Left<T> (&left)[STEPS], const R& right) {
+  multiply_steps<true, MOST>(sums, left, right_operand(right));
 }
 
 template <class T, class Tile>

@@ -4,8 +4,9 @@
 
 #include "tma.cuh"
 
+template <int COLUMNS_>
 struct Part {
-  static constexpr int ROWS = 64, COLUMNS = 64, PANEL = 32;
+  static constexpr int ROWS = 64, COLUMNS = COLUMNS_, PANEL = 32;
   static constexpr uint32 PANEL_BYTES = ROWS * PANEL * 4, BYTES = COLUMNS / PANEL * PANEL_BYTES;
   uint32 address;
 
@@ -17,14 +18,16 @@ struct Part {
   }
 };
 
-inline void store_part(const Part& part, const float (&sums)[2][16], int line = __builtin_LINE()) {
+template <int COLUMNS, int N>
+inline void store_part(const Part<COLUMNS>& part, const float (&sums)[2][N], int first = 0,
+                       int line = __builtin_LINE()) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
   for (int r = 0; r < 2; ++r) {
-    for (int i = 0; i < 16; i += 2) {
+    for (int i = 0; i < COLUMNS / 4; i += 2) {
       const uint32 to = part.pair_at(row + 8 * r, 4 * i + 2 * lane);
       if (to % 8 != 0 || to + 8 > fagen_self->shared_bytes) fagen_finding(line, "store_part to byte %u", to);
       fagen_note_write(to, 8, line);
-      __builtin_memcpy(fagen_self->shared + to, &sums[r][i], 8);
+      __builtin_memcpy(fagen_self->shared + to, &sums[r][first / 4 + i], 8);
     }
   }
 }
@@ -44,14 +47,17 @@ inline void fagen_run_add(const FagenTransfer& transfer, const unsigned char* fr
   });
 }
 
-inline void add_part(const TensorMap& map, const Part& part, int row, int column, int head, int batch,
-                     int line = __builtin_LINE()) {
-  if (map.element_bytes != 4 || map.panel_bytes != 128 || map.box[1] != Part::ROWS || map.box[2] != 2) {
-    fagen_finding(line, "a part of 64 x 64 by a map of boxes of %d x %d panels of %d bytes", map.box[1],
-                  map.box[2], map.panel_bytes);
+template <int COLUMNS>
+inline void add_part(const TensorMap& map, const Part<COLUMNS>& part, int row, int column, int head,
+                     int batch, int line = __builtin_LINE()) {
+  using Tile = Part<COLUMNS>;
+  if (map.element_bytes != 4 || map.panel_bytes != 128 || map.box[1] != Tile::ROWS ||
+      map.box[2] != COLUMNS / Tile::PANEL) {
+    fagen_finding(line, "a part of 64 x %d by a map of boxes of %d x %d panels of %d bytes", COLUMNS,
+                  map.box[1], map.box[2], map.panel_bytes);
   }
   FagenTransfer box = fagen_transfer(part.address, map, 0, row, head, batch, line);
   box.write = fagen_run_add;
-  box.at[2] = column / Part::PANEL;
+  box.at[2] = column / Tile::PANEL;
   fagen_store(&box, line);
 }

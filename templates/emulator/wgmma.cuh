@@ -152,6 +152,12 @@ inline void multiply_add(float (&sums)[2][N], const L& left, const R& right, int
   multiply_steps<true>(sums, left_operand(left), right_operand(right), line);
 }
 
+// How many columns an instruction takes is a matter of registers.
+template <int MOST, class L, class R, int N>
+inline void multiply_add(float (&sums)[2][N], const L& left, const R& right, int line = __builtin_LINE()) {
+  multiply_add(sums, left, right, line);
+}
+
 template <class T, class Tile>
 inline void store_left(const Tile& tile, int row, int column, const Left<T>& factor,
                        int line = __builtin_LINE()) {
