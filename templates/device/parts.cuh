@@ -19,29 +19,25 @@ struct Part {
   uint32 address;
 
   __device__ __forceinline__ explicit Part(uint32 address) : address(address) {}
-
-  // Where two neighbours lie, the first in an even column: chunks of 16 bytes are permuted as in Panels.
-  __device__ __forceinline__ uint32 pair_at(int row, int column) const {
-    const uint32 bytes = row * 128 + column % PANEL * 4;
-    return address + column / PANEL * PANEL_BYTES + (bytes ^ (bytes >> 3 & 0x70));
-  }
 };
 
-// Half a warp stores at once, and of its four rows two have their chunks permuted into the same ones: every second row
-// stores columns 16 further on, or back, so that all banks are used.
+// Chunks of 16 bytes are permuted as in Panels. Half a warp stores at once, and of its four rows two have their chunks
+// permuted into the same ones: every second row stores columns 16 further on, or back, so that all banks are used.
 template <int COLUMNS, int N>
 __device__ __forceinline__ void store_part(const Part<COLUMNS>& part, const float (&sums)[2][N],
                                            int first = 0) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
   const bool odd = row % 2;
+  const uint32 byte = lane * 8 ^ row % 8 * 16 ^ (odd ? 64 : 0);  // of a row of 128
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    const uint32 line = part.address + (row + 8 * r) * 128;
 #pragma unroll
     for (int i = 0; i < COLUMNS / 4; i += 2) {
-      const int even = first / 4 + i, odd_one = first / 4 + (i ^ 4);
+      const int even = first / 4 + i, other = first / 4 + (i ^ 4);
       const float even_pair[2] = {sums[r][even], sums[r][even + 1]};
-      const float odd_pair[2] = {sums[r][odd_one], sums[r][odd_one + 1]};
-      const Shared<float, 2> to(part.pair_at(row + 8 * r, (4 * i + 2 * lane) ^ (odd ? 16 : 0)));
+      const float odd_pair[2] = {sums[r][other], sums[r][other + 1]};
+      const Shared<float, 2> to(line + i / 8 * Part<COLUMNS>::PANEL_BYTES + (byte ^ i % 8 * 16));
       store_vector(to, 0, Vec<float, 2>{odd ? odd_pair[0] : even_pair[0], odd ? odd_pair[1] : even_pair[1]});
     }
   }
