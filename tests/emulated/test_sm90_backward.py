@@ -38,10 +38,19 @@ CASES: Mapping[str, dict[str, Any]] = {
         "heads": (2, 2),
         "mask": fg.document(IDS) & fg.causal(),
     },
-    "each result alone": {"head_dim": 256, "lengths": (100, 150), "heads": (2, 1), "mask": fg.causal()},
+    "divided": {"head_dim": 256, "lengths": (150, 100), "heads": (2, 1), "mask": fg.causal()},
+    "divided, softcap": {
+        "head_dim": 160,
+        "lengths": (100, 150),
+        "heads": (2, 1),
+        "mask": fg.causal(),
+        "score": fg.softcap(3.0),
+    },
+    "each result alone": {"head_dim": 256, "lengths": (70, 100), "heads": (2, 1), "score": fg.softcap(3.0)},
 }
 """Values of columns and of elements, products that are read twice, rows that pass over tiles, several walks
-for one head of keys; sums that are added to memory, and the same in kernels apart."""
+for one head of keys; sums that are added to memory, also where each consumer makes another of the same rows,
+and the same in kernels apart."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -50,7 +59,8 @@ def test_gradients_are_right_under_every_schedule(name: str) -> None:
     (q_len, kv_len), (q_heads, kv_heads), head_dim = (
         case.pop(each) for each in ("lengths", "heads", "head_dim")
     )
-    added = head_dim in (64, 128) and "apart" not in name
+    fused = head_dim != 80 and "alone" not in name
+    added = fused and "apart" not in name
     torch.manual_seed(7)
     shapes = [(1, q_heads, q_len, head_dim), *[(1, kv_heads, kv_len, head_dim)] * 2]
     dtype = torch.float16 if "fp16" in name else torch.bfloat16
@@ -67,7 +77,8 @@ def test_gradients_are_right_under_every_schedule(name: str) -> None:
     ).plan
     roles = [kernel.roles for kernel in plan.kernels if kernel.schedule != "rowwise"]
     assert all(roles)
-    assert any(each is not None and each.adders for each in roles) == (head_dim in (64, 128))
+    assert any(each is not None and each.adders for each in roles) == fused
+    assert any(each is not None and each.divided for each in roles) == ("divided" in name)
     first: tuple[torch.Tensor, ...] | None = None
     for schedule in SCHEDULES:
         for seed in range(4 if schedule == "random" else 1):

@@ -160,16 +160,30 @@ def test_a_family_that_was_asked_for_is_not_refused_by_an_estimate(storage: Stor
     assert plan(problem(graph, 256, storage=storage, arch="H200")).family == "sm80"
 
 
-@pytest.mark.parametrize(("head_dim", "adders"), [(64, [1]), (128, [1]), (256, [0, 0, 0])])
-def test_warps_with_roles_add_parts_of_a_sum_where_its_rows_have_room(
-    head_dim: int, adders: list[int]
-) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "shared"), [(64, False), (96, False), (128, False), (160, True), (192, True), (256, True)]
+)
+def test_warps_with_roles_add_parts_of_a_sum(head_dim: int, shared: bool) -> None:
+    """Where a consumer's registers have no room for the sums of its rows, two share the rows."""
     asked, _ = backward_of(problem(attention_graph(), head_dim, storage="bf16", arch="H200"))
     made = plan(asked)
     assert made.family == "sm90"
-    assert [kernel.roles.adders for kernel in made.kernels if kernel.roles] == adders
+    (roles,) = (kernel.roles for kernel in made.kernels if kernel.roles)
+    assert (roles.adders, roles.divided) == (1, shared)
     apart = plan(replace(asked, deterministic=True))
     assert not any(kernel.roles.adders for kernel in apart.kernels if kernel.roles)
+
+
+def test_what_has_no_room_to_be_handed_over_says_so() -> None:
+    """Softcap's scores are read by both consumers: at most so many features leave memory for them."""
+    for head_dim, kernels in ((192, 1), (256, 3)):
+        graph = attention_graph(score=fg.softcap(3.0))
+        asked, _ = backward_of(problem(graph, head_dim, storage="bf16", arch="H200"))
+        made = plan(asked)
+        assert sum(kernel.roles is not None for kernel in made.kernels) == kernels
+        said = [each.reason for each in made.rejected if each.candidate == "partial sums"]
+        reason = "needs at least 248,176 bytes of shared memory, sm_90a has 232,448; up to 224 fits"
+        assert any(each.endswith(reason) for each in said) == (kernels > 1)
 
 
 @pytest.mark.parametrize(
