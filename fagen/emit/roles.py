@@ -43,6 +43,7 @@ from fagen.plan.space import CHUNK
 from fagen.plan.warpgroups import (
     ADDER_REGISTERS,
     GROUP_ROWS,
+    MOST_AT_LAUNCH,
     PART,
     PARTS,
     VALUE_BYTES,
@@ -73,8 +74,6 @@ _PLACES = {
     "given": "WEIGHTS_AT",
     "weight_pipe": "WEIGHT_PIPE_AT",
 }
-MOST_AT_LAUNCH = 128
-"""Columns of a product that registers have room for at the launch of four warpgroups, whatever they have later."""
 _QUAD_COLUMNS = 32
 """Columns that four lanes exchange at once."""
 _CACHE_BYTES = 16 << 20
@@ -144,11 +143,16 @@ class AddedText:
     features: str
     panel: int
     """Features that are multiplied at once: those of a panel of the tile of rows."""
-    width: str
-    """The same, as the text has it."""
+    pieces: int
+    """Parts that these leave in."""
     others: tuple[str, ...]
     """Positions along the other axes of the sum, the nearest first."""
     equation: str
+
+    @property
+    def width(self) -> str:
+        """The features that are multiplied at once, as the text has them."""
+        return "SumPart::COLUMNS" if self.pieces == 1 else f"{self.panel}"
 
     @property
     def places(self) -> str:
@@ -243,7 +247,8 @@ class ForwardRoles(ForwardLoop):
 
     def row_buffer(self, ring: str, group: str | int) -> str:
         """The number of a buffer of rows, of those of a consumer."""
-        return f"{ring}.stage()" if self.divided else f"{ring}.stage() * CONSUMERS{f' + {group}' if group else ''}"
+        of_group = f" * CONSUMERS + {group}" if group else " * CONSUMERS"
+        return f"{ring}.stage(){'' if self.divided else of_group}"
 
     def row_pipe(self, group: str) -> str:
         """The barriers of the rows of a consumer."""
@@ -456,14 +461,9 @@ class ForwardRoles(ForwardLoop):
 
     def multiply_add(self, state: StateText) -> str:
         """How terms are added to a sum: with little room at the launch few features at once."""
-        (axis,) = next(
-            s.features
-            for walk in self.scope.kernel.stage.walks
-            for s in walk.states
-            if s.symbol.name == state.name
-        )
-        wide = self.roles.adders and dict(self.scope.plan.problem.sizes)[axis] > MOST_AT_LAUNCH
-        return f"multiply_add<{MOST_AT_LAUNCH}>" if wide else "multiply_add"
+        sizes, states = dict(self.scope.plan.problem.sizes), self.scope.kernel.stage.walks[0].states
+        (features,) = (sizes[s.features[0]] for s in states if s.symbol.name == state.name)
+        return f"multiply_add<{MOST_AT_LAUNCH}>" if features > MOST_AT_LAUNCH else "multiply_add"
 
     def place_of(self, level: LevelText, name: str) -> str:
         """The array of earlier products whose place a product or an array of weights may take."""
@@ -930,7 +930,7 @@ class _Builder(LoopBuilder):
         """A sum over the rows of all blocks."""
         (axis,) = partial.features
         assert self.kernel.roles is not None
-        width = self.kernel.roles.part
+        part, panel = self.kernel.roles.part, panel_columns(self._size(axis))
         tile = self.tiles["own", partial.operand, axis]
         tensor = self.scope.parameters.buffer(partial.name)
         state = next(s for s in self.levels_made[-1].states if s.value == partial.value)
@@ -944,10 +944,10 @@ class _Builder(LoopBuilder):
             weights=text.weights,
             weight=text.weight,
             operand=next(copy for copy in own if copy.tile is tile),
-            map=self.scope.parameters.map(tensor, self.walk_axis, axis, PART, PART // 2, width // (PART // 2)),
+            map=self.scope.parameters.map(tensor, self.walk_axis, axis, PART, PART // 2, part // (PART // 2)),
             features=self.scope.length(axis),
-            panel=panel_columns(self._size(axis)),
-            width="SumPart::COLUMNS" if panel_columns(self._size(axis)) == width else f"{panel_columns(self._size(axis))}",
+            panel=panel,
+            pieces=panel // part,
             others=tuple(places),
             equation=f"{tensor.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}",
         )

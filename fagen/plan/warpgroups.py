@@ -35,6 +35,8 @@ ADDING_REGISTERS = {2: (32, 208)}
 MOST_EXPONENT: Mapping[Storage, float] = {"bf16": 40.0, "fp16": 10.0}
 """How far from 0 exponents may lie so that weights of a type and their sums in fp32 stay as precise."""
 
+MOST_AT_LAUNCH = 128
+"""The same that registers have room for at the launch of four warpgroups, whatever they have later."""
 _COORDINATES = 2
 """Axes of a tensor map beside those of a tile."""
 PART = 64
@@ -170,9 +172,7 @@ def padded(columns: int) -> int:
     return -(-columns // panel) * panel
 
 
-def shapes(
-    parts: Sequence[int] = (), levels: int = 1, divided: bool = False
-) -> Iterator[tuple[Roles, int]]:
+def shapes(parts: Sequence[int] = (), levels: int = 1, divided: bool = False) -> Iterator[tuple[Roles, int]]:
     """Every shape that is tried, with the columns of a tile; few columns leave registers where little else
     does.
 

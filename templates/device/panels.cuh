@@ -79,7 +79,9 @@ struct SummedRows {
   __device__ __forceinline__ uint64 step(int k) const { return first + ((16 * k * Tile::ROW_BYTES) >> 4); }
 
   // What a step is further on whose operand begins in that column, the first of a panel.
-  __device__ __forceinline__ static uint64 from(int column) { return column / Tile::PANEL * Tile::PANEL_BYTES >> 4; }
+  __device__ __forceinline__ static uint64 from(int column) {
+    return column / Tile::PANEL * Tile::PANEL_BYTES >> 4;
+  }
 };
 
 template <class Tile>

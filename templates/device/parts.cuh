@@ -49,6 +49,7 @@ __device__ __forceinline__ void add_part(const TensorMap& map, const Part<COLUMN
   asm volatile(
       "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
       "[%1];" ::"l"(&map),
-      "r"(window_address(part.address)), "r"(0), "r"(row), "r"(column / Part<COLUMNS>::PANEL), "r"(head), "r"(batch)
+      "r"(window_address(part.address)), "r"(0), "r"(row), "r"(column / Part<COLUMNS>::PANEL), "r"(head),
+      "r"(batch)
       : "memory");
 }

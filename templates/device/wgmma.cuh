@@ -67,7 +67,7 @@ struct Wide {};
 
 // One instruction for each number of columns: its text names all registers, of the sums those from FIRST on. The
 // operands after the sums stand at the numbers that follow.
-#define FAGEN_SUMS(j)                                                                             \
+#define FAGEN_SUMS(j)                                                                        \
   "+f"(d[0][FIRST + 2 * (j)]), "+f"(d[0][FIRST + 2 * (j) + 1]), "+f"(d[1][FIRST + 2 * (j)]), \
       "+f"(d[1][FIRST + 2 * (j) + 1])
 #define FAGEN_NAMES_1 "%0, %1, %2, %3"
@@ -135,24 +135,24 @@ struct Wide {};
 #define FAGEN_SUMS_31 FAGEN_SUMS_30, FAGEN_SUMS(30)
 #define FAGEN_SUMS_32 FAGEN_SUMS_31, FAGEN_SUMS(31)
 
-#define FAGEN_WGMMA_OF(T, TYPE, G, N, A, B, C, D, E, F, H)                                                 \
-  template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int FIRST, int M>                                 \
-  __device__ __forceinline__ void wgmma(T, Wide<N>, float (&d)[2][M], uint64 left, uint64 right, int add) {     \
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N      \
-                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, %" #A ", %" #B ", add, 1, 1, %" #D      \
-                                                               ", %" #E ";}"                               \
-                 : FAGEN_SUMS_##G                                                                          \
-                 : "l"(left), "l"(right), "r"(add), "n"(LEFT_TRANSPOSED), "n"(RIGHT_TRANSPOSED));          \
-  }                                                                                                        \
-  template <bool RIGHT_TRANSPOSED, int FIRST, int M>                                                       \
-  __device__ __forceinline__ void wgmma(T, Wide<N>, float (&d)[2][M], const Left<T>& left, uint64 right,        \
-                                        int add) {                                                         \
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N      \
-                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, {%" #A ", %" #B ", %" #C ", %" #D       \
-                                                               "}, %" #E ", add, 1, 1, %" #H ";}"          \
-                 : FAGEN_SUMS_##G                                                                          \
-                 : "r"(left.word[0]), "r"(left.word[1]), "r"(left.word[2]), "r"(left.word[3]), "l"(right), \
-                   "r"(add), "n"(RIGHT_TRANSPOSED));                                                       \
+#define FAGEN_WGMMA_OF(T, TYPE, G, N, A, B, C, D, E, F, H)                                                  \
+  template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int FIRST, int M>                                  \
+  __device__ __forceinline__ void wgmma(T, Wide<N>, float (&d)[2][M], uint64 left, uint64 right, int add) { \
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N       \
+                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, %" #A ", %" #B ", add, 1, 1, %" #D       \
+                                                               ", %" #E ";}"                                \
+                 : FAGEN_SUMS_##G                                                                           \
+                 : "l"(left), "l"(right), "r"(add), "n"(LEFT_TRANSPOSED), "n"(RIGHT_TRANSPOSED));           \
+  }                                                                                                         \
+  template <bool RIGHT_TRANSPOSED, int FIRST, int M>                                                        \
+  __device__ __forceinline__ void wgmma(T, Wide<N>, float (&d)[2][M], const Left<T>& left, uint64 right,    \
+                                        int add) {                                                          \
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N       \
+                 "k16.f32." TYPE "." TYPE " {" FAGEN_NAMES_##G "}, {%" #A ", %" #B ", %" #C ", %" #D        \
+                                                               "}, %" #E ", add, 1, 1, %" #H ";}"           \
+                 : FAGEN_SUMS_##G                                                                           \
+                 : "r"(left.word[0]), "r"(left.word[1]), "r"(left.word[2]), "r"(left.word[3]), "l"(right),  \
+                   "r"(add), "n"(RIGHT_TRANSPOSED));                                                        \
   }
 #define FAGEN_WGMMA(G, N, A, B, C, D, E, F, H)           \
   FAGEN_WGMMA_OF(fp16, "f16", G, N, A, B, C, D, E, F, H) \
@@ -232,7 +232,8 @@ __device__ __forceinline__ void multiply_add(float (&sums)[2][N], const L& left,
 }
 
 template <int MOST, class T, int STEPS, class R, int N>
-__device__ __forceinline__ void multiply_add(float (&sums)[2][N], const Left<T> (&left)[STEPS], const R& right) {
+__device__ __forceinline__ void multiply_add(float (&sums)[2][N], const Left<T> (&left)[STEPS],
+                                             const R& right) {
   multiply_steps<true, MOST>(sums, left, right_operand(right));
 }
 
