@@ -104,8 +104,12 @@ GOLDEN_SM90: Mapping[str, Golden] = {
     )
     for head_dim in (64, 128, 256)
 } | {
-    "causal_128_backward": Golden(
-        lambda: attention(mask=fg.causal()).graph, (("d", 128), ("dv", 128)), "bf16", backward=True
+    f"causal_{head_dim}_backward": Golden(
+        lambda: attention(mask=fg.causal()).graph,
+        (("d", head_dim), ("dv", head_dim)),
+        "bf16",
+        backward=True,
     )
+    for head_dim in (128, 256)
 }
 """Those of the family for Hopper."""
