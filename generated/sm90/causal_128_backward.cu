@@ -133,6 +133,7 @@ namespace backward_1_roles_ {
   using QTile = Panels<bf16, BLOCK_Q, HEAD_DIM>;
   using dOTile = Panels<bf16, BLOCK_Q, V_HEAD_DIM>;
   using HandedTile = Panels<bf16, 64, BLOCK_Q>;
+  using SumPart = Part<64>;
   using RowPipe = Pipe<ROW_STAGES>;
 
   // Where a block works, and what is the same for all of it.
@@ -397,9 +398,9 @@ namespace backward_1_roles_ {
         const Vec<int32, 4> visit = load_vector<4>(visits, 4 * (hand_at.count % VISITS));
         const Block block = block_at(p, row_at.count, 0, visit[2]);
         last = visit[1] >> 16;
-        UNROLL for (int i = 0; i < BLOCK_Q; i += Part::ROWS) {
-          UNROLL for (int f = 0; f < HEAD_DIM; f += Part::COLUMNS) {
-            float part[ROWS][Part::COLUMNS / LANES];
+        UNROLL for (int i = 0; i < BLOCK_Q; i += SumPart::ROWS) {
+          UNROLL for (int f = 0; f < HEAD_DIM; f += SumPart::COLUMNS) {
+            float part[ROWS][SumPart::COLUMNS / LANES];
             wgmma_fence();
             multiply(part,
                 transposed(buffer<HandedTile>(HANDED_AT, hand_at.stage() * CONSUMERS).panel(i / 64)),
@@ -409,9 +410,10 @@ namespace backward_1_roles_ {
                 buffer<KTile>(K_AT, row_at.stage() * CONSUMERS + 1).panel(f / 64));
             wgmma_commit();
             wgmma_wait<0>(part);
-            if (i + Part::ROWS >= BLOCK_Q && f + Part::COLUMNS >= HEAD_DIM) hand_pipe.free_by_warp(hand_at);
+            if (i + SumPart::ROWS >= BLOCK_Q &&
+                f + SumPart::COLUMNS >= HEAD_DIM) hand_pipe.free_by_warp(hand_at);
             part_pipe.wait_free(part_at);
-            store_part(buffer<Part>(PARTS_AT, part_at.stage()), part);
+            store_part(buffer<SumPart>(PARTS_AT, part_at.stage()), part);
             if (threadIdx.x % 128 == 0) store_vector(places, 4 * part_at.stage(), Vec<int32,
                 4>{visit[0] + i, f, block.h, block.b});
             fence_async();
@@ -437,7 +439,8 @@ namespace backward_1_roles_ {
       part_pipe.wait(part_at);
       const Vec<int32, 4> place = load_vector<4>(places, 4 * part_at.stage());
       if (place[0] < 0) break;
-      add_part(p.dQ_sum_map, buffer<Part>(PARTS_AT, part_at.stage()), place[0], place[1], place[2], place[3]);
+      add_part(p.dQ_sum_map, buffer<SumPart>(PARTS_AT, part_at.stage()), place[0], place[1], place[2],
+          place[3]);
       store_commit();
       if (part_at.count - read_at.count == PARTS - 1) {
         store_wait_read<PARTS - 1>();

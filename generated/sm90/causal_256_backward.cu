@@ -15,23 +15,23 @@
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_DV columns dv:
 //     acc = acc + sum_dv O * dO                                 [q]
-//   t0 = acc
+//   D = acc
 //
 // for each b, hk and BLOCK_KV rows kv (a block):
 //   for each g:
 //     for each BLOCK_Q columns q with some  kv <= q + kv_len - q_len:
 //       s0 = sum_d K Q                                            [q,kv]
 //       s1 = sum_dv V dO                                          [q,kv]
-//       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+//       acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
 //       acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
-//       t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+//       dQ_sum += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
 //         (in memory, 0 at first; blocks add to it in no fixed order)
 //   dK = acc0 * rsqrt(head_dim)
 //   dV = acc1
 //
 // for each b, h and BLOCK_Q rows q (a block):
 //   for each BLOCK_D columns d:
-//     dQ = rsqrt(head_dim) * t1
+//     dQ = rsqrt(head_dim) * dQ_sum
 
 #include "edges.cuh"
 #include "math.cuh"
@@ -53,21 +53,21 @@ constexpr float LOG2E = 1.442695f;  // exp(x) = 2^(x LOG2E)
 
 // What all kernels are given; NAME_axis is the stride of NAME along an axis, in elements.
 struct Params {
-  TensorMap K_map;   // [b, hk, kv, d]  k, in boxes of 64 rows
-  TensorMap V_map;   // [b, hk, kv, dv]  v, in boxes of 64 rows
-  TensorMap Q_map;   // [b, h, q, d]  q, in boxes of 64 rows
-  TensorMap dO_map;  // [b, h, q, dv]  dout, in boxes of 64 rows
-  TensorMap t1_map;  // [b, hk, g, q, d], in boxes of 64 rows
-  const bf16* dO;    // [b, h, q, dv]  dout
+  TensorMap K_map;       // [b, hk, kv, d]  k, in boxes of 64 rows
+  TensorMap V_map;       // [b, hk, kv, dv]  v, in boxes of 64 rows
+  TensorMap Q_map;       // [b, h, q, d]  q, in boxes of 64 rows
+  TensorMap dO_map;      // [b, h, q, dv]  dout, in boxes of 64 rows
+  TensorMap dQ_sum_map;  // [b, hk, g, q, d], in boxes of 64 rows
+  const bf16* dO;        // [b, h, q, dv]  dout
   int64 dO_b, dO_h, dO_q;
   const bf16* O;  // [b, h, q, dv]  out
   int64 O_b, O_h, O_q;
   const fp32* stat;  // [b, h, q]  kept0
   int64 stat_b, stat_h, stat_q;
-  fp32* t0;  // [b, hk, g, q]
-  int64 t0_b, t0_hk, t0_g, t0_q;
-  fp32* t1;  // [b, hk, g, q, d]
-  int64 t1_b, t1_hk, t1_g, t1_q;
+  fp32* D;  // [b, hk, g, q]
+  int64 D_b, D_hk, D_g, D_q;
+  fp32* dQ_sum;  // [b, hk, g, q, d]
+  int64 dQ_sum_b, dQ_sum_hk, dQ_sum_g, dQ_sum_q;
   bf16* dQ;  // [b, h, q, d]  dq
   int64 dQ_b, dQ_h, dQ_q;
   bf16* dK;  // [b, hk, kv, d]  dk
@@ -79,7 +79,7 @@ struct Params {
 };
 
 // acc = sum_dv dO * O
-// t0 = acc
+// D = acc
 extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 4;  // rows of a block
   constexpr int LANES = 32;   // that share a row
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   const int h = hk * p.group + g;
   const bf16* dO_at = p.dO + b * p.dO_b + h * p.dO_h;
   const bf16* O_at = p.O + b * p.O_b + h * p.O_h;
-  fp32* t0_at = p.t0 + b * p.t0_b + hk * p.t0_hk + g * p.t0_g;
+  fp32* D_at = p.D + b * p.D_b + hk * p.D_hk + g * p.D_g;
   const int q = q_start + threadIdx.x / LANES;
   if (q >= p.q_len) return;
   const int lane = threadIdx.x % LANES;
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   }
   acc = lane_sum<LANES>(acc);
   if (lane == 0) {
-    t0_at[q * p.t0_q] = from_float<fp32>(acc);
+    D_at[q * p.D_q] = from_float<fp32>(acc);
   }
 }
 
@@ -140,7 +140,7 @@ namespace backward_1_roles_ {
   struct Block {
     int b, hk, g, h, kv_start, kv_last;
     const fp32 *stat;
-    fp32 *t0;
+    fp32 *D;
     bf16 *dK, *dV;
   };
 
@@ -152,7 +152,7 @@ namespace backward_1_roles_ {
 
   // What a thread reads of one of its columns of a tile.
   struct Column {
-    float x0, t0;
+    float x0, D;
   };
 
   // A work as the producer announces it: its first row, or -1 behind the last one, and its other positions.
@@ -182,7 +182,7 @@ namespace backward_1_roles_ {
     block.g = g;
     block.h = block.hk * p.group + block.g;
     block.stat = p.stat + block.b * p.stat_b + block.h * p.stat_h;
-    block.t0 = p.t0 + block.b * p.t0_b + block.hk * p.t0_hk + block.g * p.t0_g;
+    block.D = p.D + block.b * p.D_b + block.hk * p.D_hk + block.g * p.D_g;
     block.dK = p.dK + block.b * p.dK_b + block.hk * p.dK_hk;
     block.dV = p.dV + block.b * p.dV_b + block.hk * p.dV_hk;
     block.kv_start += offset;
@@ -199,7 +199,7 @@ namespace backward_1_roles_ {
   __device__ __forceinline__ Column known_column(uint32 stage, int lane, int c) {
     Column column;
     column.x0 = load_vector<2>(values<float>(stage, 0), c / 2 * 8 + lane * 2)[c % 2];
-    column.t0 = load_vector<2>(values<float>(stage, 1), c / 2 * 8 + lane * 2)[c % 2];
+    column.D = load_vector<2>(values<float>(stage, 1), c / 2 * 8 + lane * 2)[c % 2];
     return column;
   }
 
@@ -261,13 +261,13 @@ namespace backward_1_roles_ {
     }
   }
 
-  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * Q
+  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
   __device__ __forceinline__ void update1(int lane, float (&s1)[ROWS][COLUMNS],
       float (&weights0)[ROWS][COLUMNS], uint32 stage, uint32 from) {
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const Column& column = known_column(stage, lane, c);
       UNROLL for (int r = 0; r < ROWS; ++r) {
-        weights0[r][c] = handed(from, r, c) * (s1[r][c] - column.t0);
+        weights0[r][c] = handed(from, r, c) * (s1[r][c] - column.D);
       }
     }
   }
@@ -385,16 +385,16 @@ namespace backward_1_roles_ {
           column.x0 =
               maximum(finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E,
               -3.4028235e+38f);
-          column.t0 = block.t0[minimum(q, p.q_len - 1) * p.t0_q];
+          column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
           values<float>(column_at.stage(), 0)[c] = column.x0;
-          values<float>(column_at.stage(), 1)[c] = column.t0;
+          values<float>(column_at.stage(), 1)[c] = column.D;
         }
         value_pipe.fill_by_warp(column_at);
       }
     }
   }
 
-  // t1 += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - t0) * K
+  // dQ_sum += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
   __device__ __forceinline__ void add_parts(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const Shared<int32, 4 * PARTS> places(PLACES_AT);
@@ -449,7 +449,8 @@ namespace backward_1_roles_ {
       part_pipe.wait(part_at);
       const Vec<int32, 4> place = load_vector<4>(places, 4 * part_at.stage());
       if (place[0] < 0) break;
-      add_part(p.t1_map, buffer<SumPart>(PARTS_AT, part_at.stage()), place[0], place[1], place[2], place[3]);
+      add_part(p.dQ_sum_map, buffer<SumPart>(PARTS_AT, part_at.stage()), place[0], place[1], place[2],
+          place[3]);
       store_commit();
       if (part_at.count - read_at.count == PARTS - 1) {
         store_wait_read<PARTS - 1>();
@@ -669,7 +670,7 @@ namespace backward_1_roles_ {
 }
 using backward_1_roles_::backward_1_roles;
 
-// dQ = rsqrt(head_dim) * t1
+// dQ = rsqrt(head_dim) * dQ_sum
 extern "C" __global__ void __launch_bounds__(128) backward_2_rowwise(const __grid_constant__ Params p) {
   constexpr int BLOCK_Q = 4;  // rows of a block
   constexpr int LANES = 32;   // that share a row
@@ -680,17 +681,17 @@ extern "C" __global__ void __launch_bounds__(128) backward_2_rowwise(const __gri
   const int hk = take(rest, p.kv_heads);
   const int b = rest;
   const int h = hk * p.group + g;
-  fp32* t1_at = p.t1 + b * p.t1_b + hk * p.t1_hk + g * p.t1_g;
+  fp32* dQ_sum_at = p.dQ_sum + b * p.dQ_sum_b + hk * p.dQ_sum_hk + g * p.dQ_sum_g;
   bf16* dQ_at = p.dQ + b * p.dQ_b + h * p.dQ_h;
   const int q = q_start + threadIdx.x / LANES;
   if (q >= p.q_len) return;
   const int lane = threadIdx.x % LANES;
 
   for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
-    const auto t1_part = load_vector<4>(&t1_at[q * p.t1_q + first]);
+    const auto dQ_sum_part = load_vector<4>(&dQ_sum_at[q * p.dQ_sum_q + first]);
     Vec<bf16, 4> dQ_part;
     UNROLL for (int i = 0; i < 4; ++i) {
-      dQ_part[i] = from_float<bf16>(SCALE * t1_part[i]);
+      dQ_part[i] = from_float<bf16>(SCALE * dQ_sum_part[i]);
     }
     store_vector(&dQ_at[q * p.dQ_q + first], dQ_part);
   }
