@@ -7,6 +7,7 @@ guide; rates are those of the boost clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -163,7 +164,26 @@ ROWS: tuple[Arch, ...] = (
 )
 """All rows; of those with one target the first stands for it."""
 
-FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(family for row in ROWS for family in row.families))
+
+@dataclass(frozen=True)
+class Family:
+    """What kernels of a family can do.
+
+    tensor_cores  multiply on tensor cores: 16-bit operands, all of one type
+    adds          add partial sums to memory, of all blocks in no fixed order
+    roles         give warps roles: some copy, others multiply
+    """
+
+    tensor_cores: bool = False
+    adds: bool = False
+    roles: bool = False
+
+
+FAMILIES: Mapping[str, Family] = {
+    "simt": Family(),
+    "sm80": Family(tensor_cores=True, adds=True),
+    "sm90": Family(tensor_cores=True, adds=True, roles=True),
+}
 """All kernel families there are."""
 
 _OLDEST, _TENSOR_CORES = 75, 80

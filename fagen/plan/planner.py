@@ -17,7 +17,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import KEY_AXIS, Axis, Node, Symbol
 from fagen.ir.stack import room_for
 from fagen.plan import warpgroups
-from fagen.plan.arch import Arch, arch_for
+from fagen.plan.arch import FAMILIES, Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives, near_positions
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
@@ -35,10 +35,6 @@ from fagen.plan.tiling import (
     unshared,
 )
 
-ADDING = ("sm80", "sm90")
-"""Families that add partial sums to memory."""
-WITHOUT_ROLES = "sm80"
-"""The family that runs what of a backward direction those can't."""
 RUNNERS_UP = 8
 """Candidates that fit, were slower by the model, and are kept with the plan."""
 
@@ -157,7 +153,7 @@ def _cheapest(
     parts, took = _planned(apart, problem, arch, lengths, families)
     used = {choice.family for _, choice in parts if choice.schedule in LOOPS}
     unordered = problem.graph.direction == "backward" and not problem.deterministic
-    adds = problem.fusion == "full" and unordered and used <= set(ADDING)
+    adds = problem.fusion == "full" and unordered and all(FAMILIES[family].adds for family in used)
     joined = merged(apart, problem.graph) if adds else None
     if joined is None:
         return apart, parts, ()
@@ -202,8 +198,9 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
             f"family {problem.family!r} does not run on {where}",
             works=f"family= takes {', '.join(sorted(arch.families))} there",
         )
-    if problem.graph.direction == "backward" and problem.family in warpgroups.WITH_ROLES:
-        return (problem.family, *(family for family in arch.families if family == WITHOUT_ROLES))
+    if problem.graph.direction == "backward" and FAMILIES[problem.family].roles:
+        others = [name for name in arch.families if name != problem.family]
+        return (problem.family, *(name for name in others if FAMILIES[name].adds))
     return (problem.family,)
 
 
@@ -279,7 +276,7 @@ def _choose(
     axis = tile_axis_of(stage, schedule)
     misfits: list[Rejected] = []
     for family in families if schedule in LOOPS else ("simt",):
-        roles = family in warpgroups.WITH_ROLES
+        roles = FAMILIES[family].roles
         how = "forward_roles" if roles else _loop_of(stage, schedule, family)
         counts = profile(stage, schedule if roles else how, axis, problem)
         reason = warpgroups.misfit(stage, problem, axis) if roles else None
@@ -303,7 +300,8 @@ def _choose(
         misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
     if misfits and misfits[-1].reason == reason and any(walk.partials for walk in stage.walks):
         raise PlanError(reason)
-    if problem.family in warpgroups.WITH_ROLES and misfits and misfits[-1].candidate == problem.family:
+    last = misfits[-1].candidate if misfits else ""
+    if last == problem.family and FAMILIES[last].roles:
         raise PlanError(
             f"family {problem.family!r} can't run it: {misfits[-1].reason}", works="another family does"
         )
@@ -341,13 +339,14 @@ def _shared(alone: _Choice, problem: Problem, arch: Arch, lengths: Mapping[Axis,
 
 def _loop_of(stage: Stage, schedule: Schedule, family: str) -> Schedule:
     """The schedule by which a family without roles runs a stage."""
-    return "backward_loop" if family == "sm80" and schedule in LOOPS and is_twofold(stage) else schedule
+    twofold = FAMILIES[family].adds and schedule in LOOPS and is_twofold(stage)
+    return "backward_loop" if twofold else schedule
 
 
 def _not_added(stage: Stage, family: str, axis: Axis | None, counts: Profile) -> str | None:
     """Why a family can't run a stage with partial sums; None if it can."""
     sums = [partial for walk in stage.walks for partial in walk.partials]
-    if family not in ADDING or any(partial.over != axis for partial in sums):
+    if not FAMILIES[family].adds or any(partial.over != axis for partial in sums):
         return "does not add such partial sums to memory"
     if counts.wide:
         return "weights that pass through memory in fp16 may be larger than it holds"

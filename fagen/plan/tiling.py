@@ -12,7 +12,7 @@ from fagen.errors import PlanError
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Graph
 from fagen.plan import warpgroups
-from fagen.plan.arch import Arch, arch_for
+from fagen.plan.arch import FAMILIES, Arch, arch_for
 from fagen.plan.cost import Cost, Model
 from fagen.plan.plan import GROUP_AXIS, Problem, Rejected, Schedule
 from fagen.plan.profile import LOOPS, Lengths, Profile, axes_along, own_tiles, profile
@@ -138,7 +138,7 @@ def unshared(stage: Stage, tile_axis: Axis | None, family: str, problem: Problem
         return "other elements count for each"
     if stage.outer or any(walk.partials for walk in stage.walks):
         return "rows are summed over"
-    if family in warpgroups.WITH_ROLES:
+    if FAMILIES[family].roles:
         if warpgroups.GROUP_ROWS % problem.group:
             return f"{warpgroups.GROUP_ROWS} rows are no multiple of {problem.group} heads"
         if any(
@@ -173,7 +173,7 @@ class Ranked:
 
 def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Iterator[Tiles]:
     """Every tiling that is tried, whether it fits or not."""
-    if family in warpgroups.WITH_ROLES:
+    if FAMILIES[family].roles:
         whole = max((size for step in counts.passes for size in step.terms), default=0)
         (step, *_) = counts.passes
         shapes = warpgroups.shapes(step.partials, len(step.levels), bool(step.divided))
@@ -182,7 +182,7 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
             yield Tiles("warpgroups", rows, columns, whole, 0, rows // 2, 4, roles)
     elif counts.schedule == "backward_loop":
         yield from _twofold(counts)
-    elif family == "sm80":
+    elif FAMILIES[family].tensor_cores:
         yield from _fragments(counts)
     elif counts.schedule == "rowwise":
         yield from _rows(counts, problem, arch_for(problem.arch).warp)
@@ -404,7 +404,7 @@ def refusal(
             for tiles in candidates(counts, problem, family)
         )
 
-    if family in ("sm80", "sm90") and profile(stage, schedule, tile_axis, problem).operand is None:
+    if FAMILIES[family].tensor_cores and profile(stage, schedule, tile_axis, problem).operand is None:
         return PlanError(
             f"family {family!r} multiplies 16-bit operands, all of one type",
             values={"inputs": ", ".join(problem.inputs)},

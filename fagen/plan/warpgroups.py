@@ -15,8 +15,6 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Input, Node, Symbol
 from fagen.plan.plan import STORAGE_BYTES, Problem, Roles, Storage
 
-WITH_ROLES = ("sm90",)
-"""Families whose warps have roles: some copy, others multiply."""
 GROUP_ROWS = 64
 """Rows of a warpgroup, the first side of its products."""
 MOST_COLUMNS = 256

@@ -137,6 +137,22 @@ def test_curves_agree_to_the_stated_errors() -> None:
         assert ((one - other).abs()[fine] <= bound * one.abs()[fine].clamp_min(0.1)).all()
 
 
+def test_a_quotient_is_near_that_in_float64() -> None:
+    edges = torch.tensor([0, -0.0, 1e-45, 1e-39, 2**-126, 1, -3, 2.0**126, 3.4e38, torch.inf, torch.nan])
+    pairs = torch.cartesian_prod(edges, edges)
+    x, y = (torch.cat([pairs[:, i], _random(7879, seed=i).view(torch.float32)]) for i in (0, 1))
+    on_gpu = [each.cuda() for each in (x, y, torch.zeros(8000))]
+    values = params(**dict(zip(("x", "y", "result"), on_gpu, strict=True)))[0] + (8000).to_bytes(8, "little")
+    _launch("functions", "quotients", (125, 1, 1), 64, values)
+    found, exact = on_gpu[2].cpu(), (x.double() / y.double()).float()
+    assert torch.equal(found.isnan(), exact.isnan())
+    assert torch.equal(found.isinf(), exact.isinf())
+    assert torch.equal(found.signbit()[~exact.isnan()], exact.signbit()[~exact.isnan()])
+    apart = (found.view(torch.int32).long() - exact.view(torch.int32).long()).abs()[~exact.isnan()]
+    few = torch.minimum(x.abs(), y.abs()) < 2.0**-126
+    assert (apart <= torch.where(few, 2, 1)[~exact.isnan()]).all()
+
+
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_samples_are_right_on_a_gpu(element: str) -> None:
     case = Attention(300, element=element)
