@@ -123,8 +123,8 @@ def measure(arch: str, tell: Callable[[str, int, int], None]) -> list[Overhead]:
 
     found = []
     timed = calls("cuda", arch)
-    for call in timed.values():  # what compiles slows the calls that follow for a while
-        call()
+    for call in timed.values():  # a process that has just compiled is slower for a while
+        microseconds(call, torch.cuda.synchronize)
     for done, (name, call) in enumerate(timed.items()):
         tell(name, done, len(timed) + 1)
         found.append(Overhead(name, microseconds(call, torch.cuda.synchronize), BUDGETS_US.get(name)))

@@ -83,18 +83,20 @@ class Gpu:
         A launch that is captured, never on the default stream, has a number of its own: it may be replayed
         beside others.
         """
-        import torch
-
-        if stream and torch.cuda.is_current_stream_capturing():
-            return torch.zeros(1, dtype=torch.int32, device=f"cuda:{self.index}")
+        if stream and _is_capturing():
+            return self._new_counter()
         found = self._counters.get(stream)
         if found is None:
             with self._lock:
                 found = self._counters.get(stream)
                 if found is None:
-                    made = torch.zeros(1, dtype=torch.int32, device=f"cuda:{self.index}")
-                    found = self._counters[stream] = made
+                    found = self._counters[stream] = self._new_counter()
         return found
+
+    def _new_counter(self) -> Any:
+        import torch
+
+        return torch.zeros(1, dtype=torch.int32, device=f"cuda:{self.index}")
 
     def parameter_offset(self, key: str, image: bytes, names: Sequence[str]) -> int:
         """Bytes before the parameter of functions of an image, where they are given it.
@@ -237,6 +239,12 @@ def _stream_of_torch() -> Callable[[int], int]:
 
     direct = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls
     return direct or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
+
+
+def _is_capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
 
 
 @lru_cache(maxsize=1)
