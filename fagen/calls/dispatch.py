@@ -124,7 +124,7 @@ def compute(
             _recent.clear()
         entry = _entries[key] = _Entry(run, held)
     if not casts and not modes:  # of which a look at tensors does not tell all
-        new = Recent(entry.run, given)
+        new = Recent(entry.run, held, given)
         if new.takes(given):
             _recent[asked] = (new, *_recent.get(asked, ()))[:MOST_RECENT]
     return entry.run(given) if seed is None else entry.run(given, seed)

@@ -24,12 +24,16 @@ _guards: Any = torch._C._dynamo.guards
 
 
 class Recent:
-    """A run, and what the values of a call are like that it is for."""
+    """A run, and what the values of a call are like that it is for.
 
-    __slots__ = ("_kinds", "_numbers", "_same", "_tensors", "run")
+    ``held`` is an object that its key knows by identity: no other takes that identity meanwhile.
+    """
 
-    def __init__(self, run: Run, given: Sequence[Any]) -> None:
+    __slots__ = ("_kinds", "_numbers", "_same", "_tensors", "held", "run")
+
+    def __init__(self, run: Run, held: object, given: Sequence[Any]) -> None:
         self.run = run
+        self.held = held
         self._tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
         self._numbers = [i for i, value in enumerate(given) if not isinstance(value, Tensor)]
         self._kinds = [given[i].__class__ for i in self._numbers]

@@ -42,7 +42,7 @@ OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_a_run_depends_on_is_seen_at_each_tensor(other: str) -> None:
-    recent = Recent(lambda values: (), given())
+    recent = Recent(lambda values: (), None, given())
     assert recent.takes(given())
     values = given()
     values[0] = OTHERS[other](values[0])
@@ -52,7 +52,7 @@ def test_what_a_run_depends_on_is_seen_at_each_tensor(other: str) -> None:
 
 @pytest.mark.parametrize("number", [1, True, 2**40, torch.tensor(0.5), None])
 def test_a_number_is_of_the_same_kind(number: object) -> None:
-    recent = Recent(lambda values: (), given())
+    recent = Recent(lambda values: (), None, given())
     values = given()
     values[2] = 7.25
     assert recent.takes(values)
@@ -62,7 +62,7 @@ def test_a_number_is_of_the_same_kind(number: object) -> None:
 
 def test_what_torch_has_switched_on_is_seen() -> None:
     tensors = [torch.zeros(4, 8), torch.zeros(8)]
-    recent = Recent(lambda values: (), tensors)
+    recent = Recent(lambda values: (), None, tensors)
     with torch.autocast("cpu"):
         assert not recent.takes(tensors)
     found = []
@@ -74,4 +74,4 @@ def test_what_torch_has_switched_on_is_seen() -> None:
 
 def test_one_tensor_in_two_places_is_left_to_the_long_way() -> None:
     x = torch.zeros(4, 8)
-    assert not Recent(lambda values: (), [x, x]).takes([x, x])
+    assert not Recent(lambda values: (), None, [x, x]).takes([x, x])
