@@ -2,7 +2,8 @@
 them.
 
 The first call with given facts (dtypes, devices, shapes, strides, whether gradients are wanted) checks its
-values, finds or compiles a kernel and leaves a prepared run behind; a later one finds it by its facts.
+values, finds or compiles a kernel and leaves a prepared run behind; a later one finds it by its facts. The
+last few runs are found without reading them, see `recent`.
 """
 
 from __future__ import annotations
@@ -87,10 +88,9 @@ def compute(
     held = kernel or graph
     asked = id(held), options.family, options.deterministic, _records()
     modes = _modes()
-    if not modes:
-        for each in _recent.get(asked, ()):
-            if each.takes(given):
-                return each.run(given) if seed is None else each.run(given, seed)
+    run = None if modes else _recalled(asked, given)
+    if run is not None:
+        return run(given) if seed is None else run(given, seed)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UsageError(
             "kernels cannot be transformed by torch.func, as by vmap, grad or jvp",
@@ -124,10 +124,22 @@ def compute(
             _recent.clear()
         entry = _entries[key] = _Entry(run, held)
     if not casts and not modes:  # of which a look at tensors does not tell all
-        new = Recent(entry.run, held, given)
-        if new.takes(given):
-            _recent[asked] = (new, *_recent.get(asked, ()))[:MOST_RECENT]
+        _remember(asked, Recent(entry.run, held, given), given)
     return entry.run(given) if seed is None else entry.run(given, seed)
+
+
+def _recalled(asked: tuple[Any, ...], given: Sequence[Any]) -> Run | None:
+    """The run of a call like this, if it was one of the last."""
+    for recent in _recent.get(asked, ()):
+        if recent.takes(given):
+            return recent.run
+    return None
+
+
+def _remember(asked: tuple[Any, ...], recent: Recent, given: Sequence[Any]) -> None:
+    """Keep a run for calls like this, if it takes them."""
+    if recent.takes(given):
+        _recent[asked] = (recent, *_recent.get(asked, ()))[:MOST_RECENT]
 
 
 def _call_subclass(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None) -> Outputs:
@@ -408,8 +420,12 @@ def _compute_backward(
     graph = both.backward
     if not graph.outputs:
         return ()
-    facts: list[Any] = [id(both), options.family, options.deterministic]
-    facts += [given[i].dtype for i in both.wanted]
+    stored: tuple[Storage, ...] = tuple([STORAGE_OF[given[i].dtype] for i in both.wanted])
+    asked = id(both), options.family, options.deterministic, stored
+    run = _recalled(asked, found)
+    if run is not None:
+        return run(found) if seed is None else run(found, seed)
+    facts: list[Any] = [*asked]
     for value in found:
         if isinstance(value, Tensor):
             facts += (value.dtype, value.device, value.shape, value.stride(), value.data_ptr() % 16)
@@ -419,9 +435,9 @@ def _compute_backward(
     entry = _entries.get(key)
     if entry is None:
         values = read(graph, found)
-        stored: tuple[Storage, ...] = tuple(STORAGE_OF[given[i].dtype] for i in both.wanted)
         problem = replace(problem_for(values, options, values.sizes()), outputs=stored)
         entry = _entries[key] = _Entry(run_of(values, problem), both)
+    _remember(asked, Recent(entry.run, both, found), found)
     return entry.run(found) if seed is None else entry.run(found, seed)
 
 
