@@ -388,10 +388,9 @@ def compiled_for(call: Call, family: str) -> Compiled:
 def bulk_copied(tensors: Iterable[Tensor]) -> bool:
     """Whether 16-bit tensors have features side by side, and addresses and strides of whole 16 bytes."""
     for tensor in tensors:
-        *steps, last = [
-            0 if extent == 1 else step for step, extent in zip(tensor.stride(), tensor.shape, strict=True)
-        ]
-        if last > 1 or any(step % 8 for step in steps) or tensor.data_ptr() % 16:
+        *others, (step, features) = zip(tensor.stride(), tensor.shape, strict=True)
+        together = step == 1 or features == 1
+        if not together or any(step % 8 for step, extent in others if extent != 1) or tensor.data_ptr() % 16:
             return False
     return True
 

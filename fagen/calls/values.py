@@ -196,6 +196,6 @@ def _is_aligned(tensor: Tensor) -> bool:
     if tensor.dim() == 0 or tensor.data_ptr() % 16:
         return False
     *steps, last = (
-        stride if extent != 1 else 0 for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        stride if extent != 1 else None for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    return last <= 1 and all(step * tensor.itemsize % 16 == 0 for step in steps)
+    return last in (1, None) and all(step is None or step * tensor.itemsize % 16 == 0 for step in steps)

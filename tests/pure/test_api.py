@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 import fagen as fg
+from fagen.calls.values import aligned, read
 from fagen.compile import Compiled, compile_problem, graph_digest, judged
 from fagen.errors import BuildError, DtypeError, PlanError, UsageError
+from fagen.lang.attention import attention as traced_attention
 from fagen.plan import planner
 from fagen.plan.arch import arch_for
 from fagen.run.build import Built, Resources
@@ -168,6 +170,23 @@ def test_a_number_beyond_its_parameter_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 # ------------------------------------------------------------------------------ shapes, reference, operator
+
+
+def test_only_rows_with_features_side_by_side_are_read_16_bytes_at_a_time() -> None:
+    """An expanded tensor, as the gradient of a sum is, has none, though its strides are all multiples."""
+    graph = traced_attention().graph
+    plain = torch.zeros(1, 2, 8, 16).half()
+    one = torch.zeros(1, 2, 8, 1).half()
+    for k, expected in (
+        (plain, True),
+        (plain[:, :1, :1].expand_as(plain), True),
+        (one.expand_as(plain), False),
+        (plain.flatten()[:1].view(1, 1, 1, 1).expand_as(plain), False),
+        (plain.transpose(2, 3).contiguous().transpose(2, 3), False),
+        (torch.zeros(1, 2, 8, 17).half()[..., :16], False),
+        (torch.zeros(1, 2, 8, 17).half()[..., 1:], False),
+    ):
+        assert aligned(read(graph, (plain, k, plain))) == (() if expected else (True, False, True))
 
 
 def test_meta_tensors_get_outputs_that_are_only_shapes() -> None:
