@@ -113,7 +113,7 @@ def _define() -> None:
     Two calls of it with the same inputs are not one, where this torch can be told so: each draws its seed.
     """
     can_be_told = "tags" in inspect.signature(torch.library.custom_op).parameters
-    tags: Any = {"tags": torch.Tag.nondeterministic_seeded} if can_be_told else {}
+    tags: Any = {"tags": [torch.Tag.nondeterministic_seeded]} if can_be_told else {}
 
     @torch.library.custom_op("fagen::call", mutates_args=(), **tags)
     def call(key: str, tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
