@@ -19,11 +19,16 @@ from fagen.ir.graph import ONE, ZERO, Axis, Const, Contract, Map, Node, Reduce
 
 @dataclass(frozen=True)
 class Exchange:
-    """``total``, a sum along the walk, equals ``value``, which reads the weighted sum ``known`` instead."""
+    """``total``, a sum along the walk, equals ``value``, which reads the weighted sum ``known`` instead.
+
+    ``product`` is what is summed, ``ratio`` how its weights differ from those of ``known``.
+    """
 
     total: Reduction
     known: Contract
     value: Node
+    product: Contract
+    ratio: Node
 
 
 def exchanges(roots: Iterable[Node], known: Iterable[Contract]) -> list[Exchange]:
@@ -54,7 +59,7 @@ def _exchange(total: Reduction, known: list[Contract]) -> Exchange | None:
                 if ratio is not None and product.over not in ratio.axes:
                     value = ir.mul(ratio, ir.contract(g, weighted, product.over))
                     if set(value.axes) == set(total.axes):
-                        return Exchange(total, weighted, value)
+                        return Exchange(total, weighted, value, product, ratio)
     return None
 
 

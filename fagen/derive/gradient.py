@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from fagen.derive.adjoint import adjoints, spread
-from fagen.derive.exchange import exchanges
+from fagen.derive.exchange import Exchange, exchanges
 from fagen.derive.invariance import Reference, free_maxima, shift_power, unchanged_by
 from fagen.derive.notes import plainly, summary
 from fagen.derive.separate import Reduction, reductions
@@ -164,13 +164,24 @@ class _Differentiator:
             there: dict[Node, Node] = {}
             if any(ir.depends(root, [found.total]) for root in others):
                 read = ir.substitute(found.value, {found.known: self._kept(found.known)})
-                self.notes.append(Note("exchange", f"{summary(found.total)} = {plainly(read)}"))
+                self.notes.append(Note("exchange", self._why(found)))
                 there[found.total] = read
             roots = [
                 ir.substitute(root, there) if row is None else row
                 for root, row in zip(roots, alone, strict=True)
             ]
         return roots
+
+    def _why(self, found: Exchange) -> str:
+        """The two sides of an exchange, and what makes them equal."""
+        known, product = self._kept(found.known), found.product
+        values = product.y if product.y in found.known.args else product.x
+        there = plainly(ir.substitute(product, {values: known}))
+        right = there if found.ratio is ONE else f"({there}) * ({summary(found.ratio)})"
+        return (
+            f"{summary(found.total)} = {right}: {plainly(product)} is summed along {found.total.over} by the "
+            f"weights that sum {plainly(values)} to {known.name}, so that the two sums may change places"
+        )
 
     def _saved(self, roots: list[Node], reference: Reference) -> list[Node]:
         """Rule *saved*: the reference moved to where the sum that grows with it is 1."""

@@ -46,7 +46,7 @@ def test_every_design_is_right_under_every_schedule(name: str) -> None:
             assert case.error() < TOLERANCE, (schedule, seed)
 
 
-def test_a_thousand_schedules_give_the_same_bits() -> None:
+def test_fifty_schedules_give_the_same_bits() -> None:
     design = Design()
     kernels, case = design.compiled(), Attention(design, 130, 200, batch=2)
     case.launch(kernels)
@@ -125,6 +125,18 @@ BROKEN = {
 }
 
 
+TOLD = {
+    "no fence before the store": r"wrote in line \d+ without fence_async\(\) since",
+    "no fence before S": r"without wgmma_fence\(\)",
+    "K not freed": "deadlock",
+    "all lanes produce": r"arrives at the barrier at byte \d+, at which all 1 of this phase have arrived",
+    "two first turns": "arrives twice at barrier 2 before all 256 threads have come",
+    "V filled before it is free": r"a copy overwrites bytes \d+ to \d+, which what line \d+ issued still uses",
+    "Q not waited for": r"a product reads what the copy of line \d+ has not brought yet",
+}
+"""What is said of some of them."""
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_found_within_fifty_seeds(name: str) -> None:
     design = Design()
@@ -133,9 +145,11 @@ def test_what_is_broken_is_found_within_fifty_seeds(name: str) -> None:
     for seed, case in itertools.product(range(50), cases):
         try:
             case.launch(kernels, schedule="random", seed=seed)
-        except EmulatorFinding:
+        except EmulatorFinding as finding:
+            assert re.search(TOLD.get(name, ""), str(finding))
             return
         if not case.error() < TOLERANCE:
+            assert name not in TOLD
             return
     pytest.fail("50 seeds show nothing")
 

@@ -10,7 +10,7 @@ from fagen.derive.equations import equations
 from fagen.derive.gradient import gradient
 from fagen.derive.streaming import derive
 from fagen.errors import UsageError
-from fagen.ir.graph import walk
+from fagen.ir.graph import Input, walk
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
 from fagen.plan.interpret import interpret, interpret_plan
@@ -265,6 +265,18 @@ def test_a_bias_of_any_shape(shape):
     require_right(graph, values_of(graph, bias=extents), (evaluate, in_tiles))
 
 
+@pytest.mark.parametrize("score", [lambda s: s * fg.sin(s), lambda s: fg.dropout(s, 0.3) + fg.abs(s)])
+def test_a_score_of_ones_own(score):
+    graph = attention(score=score, mask=fg.causal()).graph
+    require_right(graph, list(arguments(graph).values()), (evaluate, in_tiles))
+
+
+def test_a_table_read_by_the_sum_of_positions():
+    table = fg.capture(torch.zeros(50), "n", name="table")
+    graph = attention(score=lambda s: s + table[fg.q + fg.kv], mask=fg.causal()).graph
+    require_right(graph, list(arguments(graph, {**LENGTHS, "i0": 50}).values()), (evaluate, in_tiles))
+
+
 def test_keys_and_values_that_broadcast():
     graph = attention(mask=fg.causal()).graph
     values = values_of(graph, k=(1, 1, 23, 4), v=(2, 1, 23, 3))
@@ -303,6 +315,35 @@ def test_only_some_gradients_come_and_only_some_are_wanted():
 
 
 @pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
+def test_a_score_of_ones_own_needs_no_template(family):
+    """Its derivative stands in the equations, in what `explain` prints and above the kernels."""
+    kernel = fg.compile(
+        mask=fg.causal(), score=lambda s: s * fg.sin(s), head_dim=64, dtype="bf16", arch="H100", family=family,
+        direction="backward",
+    )  # fmt: skip
+    comments = " ".join(line[2:] for line in kernel.source.splitlines() if line.startswith("//"))
+    for text in (kernel.explain(), comments):
+        assert (
+            "dS[b,h,q,kv] = S * where(kv <= q + kv_len - q_len, P * (dP - D), 0.0) * cos(S * rsqrt(head_dim)) * "
+            "rsqrt(head_dim) + where(kv <= q + kv_len - q_len, P * (dP - D), 0.0) * sin(S * rsqrt(head_dim))"
+        ) in " ".join(text.split())
+    assert kernel.plan.family == family
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_backward_plan_tile_by_tile(name):
+    """As an H200 has it for 16-bit tensors."""
+    graph = PROGRAMS[name].trace().graph
+    both = gradient(graph, floats(graph))
+    tensors = [a for a in both.backward.arguments if isinstance(a, Input)]
+    stored = tuple("int32" if a.stored == "int" else "bf16" for a in tensors)
+    sizes = tuple((axis, LENGTHS[axis]) for axis in ("d", "dv", "e", "r", "t"))
+    planned = plan(Problem(both.backward, "H200", None, sizes, stored))
+    run = lambda graph, values, seed: interpret_plan(planned, values, seed=seed)  # noqa: E731
+    require_right(graph, list(arguments(graph).values()), (run,))
+
+
+@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
 def test_plans_tile_by_tile(family):
     graph = attention(mask=fg.sliding_window(9, 2), dropout=0.25, return_lse=True).graph
     both = gradient(graph, frozenset((0, 1, 2)))
@@ -337,7 +378,9 @@ def test_the_text_says_its_direction_and_equations():
     assert "// dQ = (sum_kv dS K) * rsqrt(head_dim)\n" in kernel.source
     text = kernel.explain(batch=1, q_heads=2, q_len=512)
     assert "  dS[b,h,q,kv] = where(kv <= q + kv_len - q_len, P * (dP - D), 0.0)\n" in text
-    assert "  exchange: " in text
+    assert "  exchange: sum_kv s (exp(" in text
+    why = "= (sum_dv dout out) * (1.0 / l): sum_dv dout v is summed along kv by the weights that sum v to out"
+    assert why in " ".join(text.split())
     assert [k.function for k in kernel.plan.kernels] == [
         "backward_0_rowwise",
         "backward_1_loop",

@@ -85,6 +85,27 @@ def test_every_usual_head_dim_fits_everywhere(arch: str) -> None:
         assert kernel.block_walk % kernel.columns == 0
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_gradients_of_usual_head_dims_fit_everywhere(arch: str) -> None:
+    sizes: list[tuple[int, int, Storage]] = [(64, 64, "bf16"), (72, 40, "fp16"), (192, 128, "bf16")]
+    for head_dim, v_head_dim, storage in (*sizes, (256, 256, "bf16"), (256, 256, "fp32")):
+        asked, _ = backward_of(problem(attention_graph(), head_dim, v_head_dim, storage, arch))
+        made = plan(asked)
+        check_fits(made)
+        assert not [buffer for buffer in made.buffers if {"q", "kv"} <= set(buffer.axes)]
+
+
+@pytest.mark.parametrize("arch", ["A100", "RTX 3090"])
+def test_tensor_cores_pad_head_dims_to_the_next_multiple_of_16(arch: str) -> None:
+    graph = attention_graph()
+    for head_dim in (1, 16, 40, 63, 72, 80, 96, 104, 112, 130, 160, 192, 200, 255):
+        whole = -(-head_dim // 16) * 16
+        padded, exact = (plan(problem(graph, d, d, "bf16", arch)).kernels[0] for d in (head_dim, whole))
+        assert padded.family == "sm80"
+        assert {tile.width for tile in padded.shared if tile.storage == "bf16"} == {whole}
+        assert (tiles_of(padded), padded.shared) == (tiles_of(exact), exact.shared)
+
+
 @pytest.mark.parametrize(
     ("head_dim", "v_head_dim", "storage"),
     [(192, 128, "bf16"), (256, 256, "fp32"), (512, 512, "bf16"), (512, 512, "fp32"), (576, 512, "bf16")],

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import fagen as fg
+from fagen.derive.gradient import gradient
 from fagen.derive.streaming import derive
 from fagen.lang.attention import attention
+from fagen.run.source import without_comments
+from gradients import floats
 from streams import K, Q, V
 
 # ------------------------------------------------------------------------------------------------- signatures
@@ -55,14 +58,22 @@ def walk_signature(walk):
     )
 
 
+def gradient_signature(graph):
+    """The backward direction without names: the same graph has the same derivation."""
+    both = gradient(graph, floats(graph))
+    return both.sources, graph_signature(both.backward), graph_signature(both.forward)
+
+
 def same(one, other):
     assert graph_signature(one) == graph_signature(other)
+    assert gradient_signature(one) == gradient_signature(other)
     for fusion in ("full", "products", "none"):
         assert derivation_signature(derive(one, fusion)) == derivation_signature(derive(other, fusion))
 
 
 def differ(one, other):
     assert graph_signature(one) != graph_signature(other)
+    assert gradient_signature(one) != gradient_signature(other)
     assert derivation_signature(derive(one)) != derivation_signature(derive(other))
 
 
@@ -216,6 +227,16 @@ def test_scores(name):
     score, write = SCORES[name]
     same(attention(mask=fg.causal(), score=score).graph, retyped(fg.causal(), write))
     differ(attention(score=score).graph, attention().graph)
+
+
+@pytest.mark.parametrize("name", ["softcap", "alibi", "relative_bias"])
+def test_the_text_of_both_directions_is_the_same(name):
+    score, write = SCORES[name]
+    asked = {"head_dim": 64, "dtype": "bf16", "arch": "H100"}
+    for direction in ("forward", "backward"):
+        one = fg.compile(mask=fg.causal(), score=score, direction=direction, **asked)
+        other = fg.compile(mask=MASKS["causal"][1](), score=write, direction=direction, **asked)
+        assert without_comments(one.source) == without_comments(other.source)
 
 
 def test_one_number_changes_the_program():
