@@ -107,7 +107,8 @@ def _ranked_plans(
                 for other in choice.ranked[: RUNNERS_UP + 1]
                 if other.tiles != own.tiles
             ]
-            rejected += [Rejected(prefix + r.candidate, r.reason) for r in choice.misfits]
+            unfit = (*choice.refused, *choice.misfits)
+            rejected += [Rejected(prefix + r.candidate, r.reason) for r in unfit]
         prepared = prepare(kernels, problem.limits)
         yield Plan(
             problem=problem,
@@ -163,7 +164,8 @@ def _cheapest(
         return apart, parts, (Rejected("partial sums", str(error)),)
     if takes < took:
         slower = f"{100 * (took / takes - 1):.0f} % slower, predicted"
-        return joined, fewer, (Rejected("each product computed by two kernels", slower),)
+        refused = dict.fromkeys(each for _, choice in parts for each in choice.refused)
+        return joined, fewer, (Rejected("each product computed by two kernels", slower), *refused)
     slower = f"{100 * (takes / took - 1):.0f} % slower, predicted"
     return apart, parts, (Rejected("partial sums", slower),)
 
@@ -222,6 +224,8 @@ class _Choice:
     model: Model
     ranked: tuple[Ranked, ...]
     misfits: tuple[Rejected, ...]
+    refused: tuple[Rejected, ...] = ()
+    """Why no family before its own runs the stage."""
 
 
 def _choose_parts(
@@ -235,13 +239,14 @@ def _choose_parts(
     """How a stage runs, in the first of ``families`` where it fits: as a whole, else each result alone;
     ``alone`` the other way around."""
     parts = _by_result(stage)
-    if len(parts) > 1:
-        for family in families:
-            for tried in (parts, [stage]) if alone else ([stage], parts):
-                try:
-                    return [(part, _choose(part, problem, arch, lengths, (family,))) for part in tried]
-                except PlanError:
-                    continue
+    refused: list[Rejected] = []
+    for family in families if len(parts) > 1 else ():
+        for tried in (parts, [stage]) if alone else ([stage], parts):
+            found = [_chosen(part, problem, arch, lengths, family) for part in tried]
+            choices = [replace(each, refused=tuple(refused)) for each in found if isinstance(each, _Choice)]
+            if len(choices) == len(tried):
+                return list(zip(tried, choices, strict=True))
+        refused += next(each for each in found if not isinstance(each, _Choice))
     return [(stage, _choose(stage, problem, arch, lengths, families))]
 
 
@@ -271,41 +276,51 @@ def _choose(
     stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
 ) -> _Choice:
     """The first of ``families`` with tiles that fit; a stage without tile products is simt in all."""
+    refused: list[Rejected] = []
+    for family in families:
+        found = _chosen(stage, problem, arch, lengths, family)
+        if isinstance(found, _Choice):
+            return replace(found, refused=tuple(refused))
+        refused += found
+    last = refused[-1] if refused else Rejected("", "")
+    if last.candidate == families[-1] and any(walk.partials for walk in stage.walks):
+        raise PlanError(last.reason)
+    if last.candidate == problem.family and FAMILIES[last.candidate].roles:
+        raise PlanError(f"family {last.candidate!r} can't run it: {last.reason}", works="another family does")
+    schedule = schedule_of(stage)
+    axis = tile_axis_of(stage, schedule)
+    raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
+
+
+def _chosen(
+    stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], family: str
+) -> _Choice | tuple[Rejected, ...]:
+    """How a stage runs in a family; why it doesn't, where no tiles fit."""
     schedule = schedule_of(stage)
     require_sizes(stage, schedule, problem)
     axis = tile_axis_of(stage, schedule)
-    misfits: list[Rejected] = []
-    for family in families if schedule in LOOPS else ("simt",):
-        roles = FAMILIES[family].roles
-        how = "forward_roles" if roles else _loop_of(stage, schedule, family)
-        counts = profile(stage, schedule if roles else how, axis, problem)
-        reason = warpgroups.misfit(stage, problem, axis) if roles else None
-        if reason is None and any(walk.partials for walk in stage.walks):
-            reason = _not_added(stage, family, axis, counts)
-        if reason is not None:
-            misfits.append(Rejected(family, reason))
-            continue
-        changed, notes = stage, tuple[Note, ...]()
-        if roles and counts.operand is not None:
-            changed, notes = without_maxima(stage, warpgroups.MOST_EXPONENT[counts.operand])
-            counts = profile(changed, schedule, axis, problem)
-        if roles and counts.wide:
-            misfits.append(Rejected(family, "weights are rounded to fp16, and may be larger than it holds"))
-            continue
-        ranked, more = rank(counts, problem, arch, lengths, family)
-        if ranked:
-            model = Model(counts, lengths, arch)
-            alone = _Choice(changed, notes, family, how, axis, model, ranked, (*misfits, *more))
-            return alone if problem.group == 1 else _shared(alone, problem, arch, lengths)
-        misfits += [replace(each, candidate=f"{family}: {each.candidate}") for each in more]
-    if misfits and misfits[-1].reason == reason and any(walk.partials for walk in stage.walks):
-        raise PlanError(reason)
-    last = misfits[-1].candidate if misfits else ""
-    if last == problem.family and FAMILIES[last].roles:
-        raise PlanError(
-            f"family {problem.family!r} can't run it: {misfits[-1].reason}", works="another family does"
-        )
-    raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
+    if schedule not in LOOPS:
+        family = "simt"
+    roles = FAMILIES[family].roles
+    how = "forward_roles" if roles else _loop_of(stage, schedule, family)
+    counts = profile(stage, schedule if roles else how, axis, problem)
+    reason = warpgroups.misfit(stage, problem, axis) if roles else None
+    if reason is None and any(walk.partials for walk in stage.walks):
+        reason = _not_added(stage, family, axis, counts)
+    if reason is not None:
+        return (Rejected(family, reason),)
+    changed, notes = stage, tuple[Note, ...]()
+    if roles and counts.operand is not None:
+        changed, notes = without_maxima(stage, warpgroups.MOST_EXPONENT[counts.operand])
+        counts = profile(changed, schedule, axis, problem)
+    if roles and counts.wide:
+        return (Rejected(family, "weights are rounded to fp16, and may be larger than it holds"),)
+    ranked, misfits = rank(counts, problem, arch, lengths, family)
+    if not ranked:
+        return tuple(replace(each, candidate=f"{family}: {each.candidate}") for each in misfits)
+    model = Model(counts, lengths, arch)
+    alone = _Choice(changed, notes, family, how, axis, model, ranked, misfits)
+    return alone if problem.group == 1 else _shared(alone, problem, arch, lengths)
 
 
 def _shared(alone: _Choice, problem: Problem, arch: Arch, lengths: Mapping[Axis, int]) -> _Choice:

@@ -11,7 +11,7 @@ from fagen.derive.walk import Note
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, Axis, Input
 from fagen.ir.show import join_heads, length_name, show
-from fagen.plan.arch import Arch, arch_for
+from fagen.plan.arch import FAMILIES, Arch, arch_for
 from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes, tiles_of
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan
 from fagen.plan.profile import stage_roots
@@ -238,16 +238,30 @@ def _others(plan: Plan) -> list[str]:
     built = [r for r in plan.rejected if r.built]
     slower = [r for r in plan.rejected if "predicted" in r.reason]
     unfit = [r for r in plan.rejected if not r.built and "predicted" not in r.reason]
+    refused = {who: r for r in unfit[::-1] if (who := _of_a_family(r.candidate))}
+    unfit = [r for r in unfit if not _of_a_family(r.candidate)]
     lines = ["Built before it, and rejected"] if built else []
     for r in built:
         lines += _wrapped(f"{r.candidate}: {r.reason}", "  ")
     lines += [""] if built and slower else []
     lines += ["Runners-up"] if slower else []
     lines += [f"  {r.candidate}: {r.reason}" for r in slower]
+    lines += ["", "Families that come first, and why not"] if refused else []
+    for r in [*refused.values()][::-1]:
+        lines += _wrapped(f"{r.candidate}: {r.reason}", "  ")
     if unfit:
         lines += ["", f"{len(unfit)} candidates do not fit, such as"]
         lines += [f"  {r.candidate}: {r.reason}" for r in unfit[:_MOST_UNFIT]]
     return lines
+
+
+def _of_a_family(candidate: str) -> str:
+    """Up to the family's name, where a candidate is one, or tiles of one that was tried in vain."""
+    for family in FAMILIES:
+        before, name, _ = candidate.partition(family)
+        if name:
+            return before + name
+    return ""
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -28,6 +28,7 @@ from fagen.plan.planner import plan, plans
 from fagen.plan.profile import LOOPS, profile
 from fagen.plan.space import registers, registers_limit, shared_bytes
 from fagen.plan.tiling import candidates, length_classes, misfit, registers_allowed, tile_axis_of
+from fagen.study.explain import explain
 from plans import attention_graph, lengths, matmul_problem, problem
 
 ARCHS = [row.name for row in ROWS]
@@ -222,6 +223,24 @@ def test_where_bulk_copies_do_not_reach_the_next_family_says_why(asked: dict[str
     said = [each.reason for each in made.rejected if each.candidate.startswith("sm90")]
     assert said, made.rejected
     assert any(each.startswith(reason) for each in said)
+    assert f"Families that come first, and why not sm90: {reason}" in " ".join(explain(made).split())
+
+
+def test_why_a_family_is_passed_over_is_said_of_few_queries_and_of_partial_sums() -> None:
+    """Heads that share tiles, and kernels that were planned again, keep what was found before."""
+    graph = attention_graph()
+    asked = problem_of(graph, "H200", None, ("bf16",) * 3, dict(lengths(300), q=1, g=4))
+    few = plan(asked.read_as((False, True, True)))
+    assert (few.family, few.kernels[0].group) == ("sm80", 4)
+    asked, _ = backward_of(problem(graph, storage="bf16", arch="H200"))
+    again = plan(asked.read_as((False,) * len(asked.graph.arguments)))
+    assert [kernel.family for kernel in again.kernels] == ["simt", "sm80", "simt"]
+    assert any(walk.partials for walk in again.kernels[1].stage.walks)
+    for made in (few, again):
+        told = " ".join(explain(made).split())
+        assert (
+            "Families that come first, and why not sm90: the address or a stride of q is no multiple" in told
+        )
 
 
 @fg.program
