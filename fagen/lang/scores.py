@@ -36,7 +36,10 @@ def _positive(call: str, name: str, value: Any) -> Any:
 
 @labelled
 def softcap(cap: Value, exact: bool = False) -> Score:
-    """``cap * tanh(s / cap)``: scores between -cap and cap (Gemma 2, section 2)."""
+    """``cap * tanh(s / cap)``: scores between -cap and cap (Gemma 2, section 2).
+
+    In 16-bit programs tanh is the hardware's, within about 2^-11 of its value; ``exact`` takes that of fp32.
+    """
     limit = _positive("softcap", "cap", cap)
     return lambda s: limit * tanh(s * (1.0 / limit), exact)
 
