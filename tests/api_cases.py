@@ -20,6 +20,7 @@ from fagen.calls.prepared import draw_seed
 from fagen.ir.reference import compare, eager, evaluate
 from fagen.lang.attention import attention as traced_attention
 from fagen.lang.trace import Traced
+from sampler import lay_out
 
 CASES: dict[str, Callable[[str], None]] = {}
 
@@ -332,13 +333,27 @@ def gradients_of_everything_are_right(device: str) -> None:
 
 
 @case
+def b15_gradients_of_tensors_that_are_not_contiguous(device: str) -> None:
+    given = tensors(device)
+    incoming = torch.randn(2, 4, 33, 24, device=device)
+    results = []
+    for how in ("contiguous", "transposed", "inner", "sliced", "packed"):
+        moved = [lay_out(each, how).requires_grad_() for each in given]
+        results.append(torch.autograd.grad(fg.attention(*moved, mask=fg.causal()), moved, incoming))
+    assert all(all(map(torch.equal, results[0], found)) for found in results[1:])
+
+
+@case
 def b16_an_incoming_gradient_may_have_any_strides(device: str) -> None:
     q, k, v = (each.requires_grad_() for each in tensors(device))
     out = fg.attention(q, k, v, mask=fg.causal())
     dense = torch.randn_like(out)
     moved = dense.transpose(1, 3).contiguous().transpose(1, 3)
-    first, second = (torch.autograd.grad(out, (q, k, v), each, retain_graph=True) for each in (dense, moved))
-    assert all(map(torch.equal, first, second))
+    sliced = dense.repeat_interleave(2, dim=-1)[..., ::2]
+    first, *others = (
+        torch.autograd.grad(out, (q, k, v), each, retain_graph=True) for each in (dense, moved, sliced)
+    )
+    assert all(all(map(torch.equal, first, other)) for other in others)
     one = torch.ones((), device=device)
     ones = torch.autograd.grad(out, (q, k, v), one.expand_as(out), retain_graph=True)
     assert all(map(torch.equal, ones, torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)))

@@ -1,18 +1,23 @@
 """The sample on the emulator: any mask with any score, length, dtype and layout is right."""
 
 import itertools
+import re
 
 import pytest
 
 import fagen as fg
 from fagen.calls.prepared import emulation
+from fagen.calls.values import aligned, read, storages
+from fagen.compile import problem_of
 from fagen.plan.arch import arch_for
+from fagen.plan.planner import plan
 from masks import MASKS
 from sampler import (
     FACTORS,
     LEAST,
     SCHEDULES,
     Case,
+    bulk_copied,
     check,
     check_gradients,
     check_plan_of,
@@ -46,6 +51,28 @@ def test_every_pair_of_choices_meets(family: str) -> None:
 
 def _cases(family: str, every: int = 1, first: int = 0) -> list[Case]:
     return list(sample(family)[first::every])
+
+
+@pytest.mark.parametrize("first", range(0, 8, 2))
+def test_hopper_takes_16_bits_in_its_own_family(first: int) -> None:
+    """But tensors that bulk copies can't reach, and where the registers of every tile are too few."""
+    for case in _cases("sm90", 16, first):
+        call = case.draw("cpu", "sm90")
+        values = read(call.traced.graph, call.values)
+        asked = problem_of(values.graph, "H200", None, storages(values), values.sizes())
+        made = plan(asked.read_as(aligned(values)))
+        reasons = [each.reason for each in made.rejected if each.candidate.startswith("sm90")]
+        if made.family == "sm90":
+            assert bulk_copied(call.tensors), repr(case)
+            continue
+        assert made.family == "sm80", repr(case)
+        if bulk_copied(call.tensors):
+            assert case.head_dim == 256, repr(case)
+            assert all(re.match(r"needs (about \d+ registers|[\d,]+ bytes)", each) for each in reasons), (
+                reasons
+            )
+        else:
+            assert any("no multiple of 16 bytes" in each for each in reasons), reasons
 
 
 def _named(*parts: object) -> str:

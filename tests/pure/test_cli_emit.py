@@ -103,6 +103,10 @@ def test_explain_prints_the_plan_at_the_lengths():
     as_json = fagen("explain", *options, "--json").json
     assert as_json["plan"]["kernels"][0]["function"] == as_json["kernels"][0]
     assert "at batch 2, kv_heads 16" in as_json["text"]
+    backward = fagen("explain", "--score", "lambda s: s * sin(s)", "--direction", "backward")
+    assert (backward.code, backward.err) == (0, "")
+    assert "  P[b,h,q,kv] = exp(sin(S * rsqrt(head_dim)) * S * rsqrt(head_dim) - stat)\n" in backward.out
+    assert "  D[b,h,q] = sum_dv dO O\n" in backward.out
 
 
 HEAVY = ("torch", "pycuda", "cuda")

@@ -139,6 +139,17 @@ def test_the_structs_bytes_are_aligned_as_in_c() -> None:
     assert struct_format(fields)[0] == "@"
 
 
+@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
+def test_the_hardware_s_tanh_is_for_16_bits_and_can_be_switched_off(family: str) -> None:
+    for dtype in ("bf16", "fp16", "fp32") if family == "simt" else ("bf16", "fp16"):
+        for exact in (False, True):
+            kernel = fg.compile(
+                score=fg.softcap(30.0, exact), head_dim=64, dtype=dtype, arch="H100", family=family
+            )
+            fast = dtype != "fp32" and not exact
+            assert ("tanh_approx(" in kernel.source, "tanhf(" in kernel.source) == (fast, not fast), dtype
+
+
 # ------------------------------------------------------------------------------------- the same for the same
 
 
