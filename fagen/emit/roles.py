@@ -46,7 +46,6 @@ from fagen.plan.warpgroups import (
     MOST_AT_LAUNCH,
     PART,
     PARTS,
-    VALUE_BYTES,
     WORKS,
     handed,
     kept,
@@ -77,7 +76,7 @@ _PLACES = {
 _QUAD_COLUMNS = 32
 """Columns that four lanes exchange at once."""
 _CACHE_BYTES = 16 << 20
-"""Of what is read along the walk by the heads that are worked on at once: a part of the L2 cache."""
+"""Of what heads that are worked on at once read and add to along the walk: a part of the L2 cache."""
 
 
 @dataclass(frozen=True)
@@ -504,9 +503,10 @@ class ForwardRoles(ForwardLoop):
         return ADDER_REGISTERS
 
     @property
-    def value_fields(self) -> list[Variable]:
-        """What is known of a column."""
-        return self.scope.fields(COLUMN)
+    def value_fields(self) -> list[tuple[Variable, int]]:
+        """What is known of a column, and the first of the words that each takes."""
+        found = self.scope.fields(COLUMN)
+        return [(field, _words(found[:number])) for number, field in enumerate(found)]
 
     @property
     def column_read(self) -> str:
@@ -841,7 +841,7 @@ class _Builder(LoopBuilder):
                 "of a consumer's thread",
             ),
             *(
-                [("int", f"VALUES = {len(self.scope.fields(COLUMN))}", "known of each column")]
+                [("int", f"COLUMN_WORDS = {_words(self.scope.fields(COLUMN))}", "that are known of it")]
                 if self.levels_made and _fit(self.scope)
                 else []
             ),
@@ -1059,7 +1059,14 @@ class _Builder(LoopBuilder):
         """How many heads are worked on at once: what a cache serves, one where all rows do the same."""
         masked = any(ranges is not None for ranges in self.kernel.ranges)
         bytes_ = sum(2 * self._size(key[2]) for key in self.tiles if key[0] != "own")
+        partials = (partial for walk in self.stage.walks for partial in walk.partials)
+        bytes_ += sum(4 * self._size(axis) for partial in partials for axis in partial.features)
         return self.scope.parameters.section(self.walk_axis, bytes_ if masked else 0, _CACHE_BYTES)
+
+
+def _words(values: Sequence[Variable]) -> int:
+    """The 32 bits that values of a column take."""
+    return sum(2 if value.ctype == "int64" else 1 for value in values)
 
 
 def _fit(scope: Scope) -> bool:
@@ -1067,7 +1074,7 @@ def _fit(scope: Scope) -> bool:
     kernel, fields_ = scope.kernel, scope.fields(COLUMN)
     room = sum(tile.bytes for tile in kernel.shared if tile.name == "values")
     assert kernel.roles is not None
-    taken = len(fields_) * VALUE_BYTES * kernel.block_walk * kernel.roles.stages
+    taken = 4 * _words(fields_) * kernel.block_walk * kernel.roles.stages
     return 0 < taken <= room and all(each.ctype in ("float", "int32", "int64") for each in fields_)
 
 

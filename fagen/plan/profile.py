@@ -141,6 +141,8 @@ class Pass:
     slots: tuple[Slots, ...]
     columns: int
     """Values of each column that its elements need beside its position."""
+    column_words: int
+    """The 32 bits that they take: there are integers of 64."""
     elements: int
     """Values that each element reads for itself, random bits among them."""
     levels: tuple[int, ...]
@@ -241,8 +243,8 @@ def _slots(roots: Iterable[Node]) -> tuple[Slots, ...]:
     return tuple(Slots(axes, *both) for axes, both in counts.items() if any(both))
 
 
-def _columns(roots: Iterable[Node], own: Axis | None, walked: Axis | None) -> int:
-    """How many numbers of a column, not linear in its position, stand in expressions of elements."""
+def _columns(roots: Iterable[Node], own: Axis | None, walked: Axis | None) -> list[Node]:
+    """Numbers of a column, not linear in its position, that stand in expressions of elements."""
     found = {
         arg
         for node in ir.walk(roots)
@@ -250,10 +252,11 @@ def _columns(roots: Iterable[Node], own: Axis | None, walked: Axis | None) -> in
         for arg in node.args
         if walked in arg.axes and own not in arg.axes and not (isinstance(arg, Map) and arg.kind == "bool")
     }
-    return sum(
-        arg.kind != "int" or any(not isinstance(term, ir.Index | ir.Size) for term in ir.linear(arg)[0])
+    return [
+        arg
         for arg in found
-    )
+        if arg.kind != "int" or any(not isinstance(term, ir.Index | ir.Size) for term in ir.linear(arg)[0])
+    ]
 
 
 @lru_cache(maxsize=256)
@@ -282,6 +285,7 @@ def profile(
         weighed = [walk.guard, *(state.value for state in walk.states), *values_of]
         values = [*weighed, *(out.node for out in walk.stores)]
         values += [s.operand for s in walk.states if s.operand is not None]
+        columns = _columns([_tested(walk, stage, tile_axis), *weighed[1:]], tile_axis, stage.walk)
         passes.append(
             Pass(
                 products=len(walk.products),
@@ -309,7 +313,8 @@ def profile(
                     *(Access(partial.name, partial.symbol.axes, 4) for partial in walk.partials),
                 ),
                 slots=_slots([*loaded[0], *loaded[1], *values]),
-                columns=_columns([_tested(walk, stage, tile_axis), *weighed[1:]], tile_axis, stage.walk),
+                columns=len(columns),
+                column_words=sum(2 if column.kind == "int" else 1 for column in columns),
                 elements=sum(
                     isinstance(node, Input | Load | Random) and {tile_axis, stage.walk} <= set(node.axes)
                     for node in ir.walk(weighed)

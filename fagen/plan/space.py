@@ -121,7 +121,7 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
             len(profile.grid_axes),
             len(profile.outer),
             len(last.levels) > 1 or bool(last.apart),
-            last.columns if last.levels else 0,
+            last.column_words if last.levels else 0,
             last.kept,
             profile.places,
             last.handed,

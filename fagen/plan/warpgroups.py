@@ -41,8 +41,6 @@ PART = 64
 """Rows and features of the part of a sum that is added to memory at once."""
 PARTS = 2
 """Buffers of such parts."""
-VALUE_BYTES = 8
-"""Of what is known of a column, for each value: there are integers of 64 bits."""
 ADDER_REGISTERS = 64
 """Of a thread of those that multiply what consumers hand over."""
 _OUTER_AXES = 2
@@ -213,9 +211,9 @@ def layout(
     and of its sums; a work has a position of each of so many axes of the grid, beside its rows, and a tile
     one of each of the outer axes. A tile's buffers follow one another; tiles of different walks overlap.
     Where products are made ``level_by_level``, those after the first have a pipe of their own, and a warp
-    brings ``values`` of each column; so many of their products are ``kept`` for later ones, and where those
-    are made by other consumers so many weights ``handed`` to them. With a work so many ``places`` in sorted
-    tables are announced.
+    brings ``values`` of so many words for each column; so many of their products are ``kept`` for later ones,
+    and where those are made by other consumers so many weights ``handed`` to them. With a work so many
+    ``places`` in sorted tables are announced.
     """
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
@@ -255,7 +253,7 @@ def layout(
         "part_pipe": PARTS if roles.adders else 0,
     }
     for name, words in (
-        ("values", values * VALUE_BYTES // 4 * columns * roles.stages),
+        ("values", values * columns * roles.stages),
         ("works", WORKS * (1 + grid_axes + places)),
         ("visits", visit_words(outer_axes) * visit_count(roles)),
         ("places", 4 * PARTS if roles.adders else 0),

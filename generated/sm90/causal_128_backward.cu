@@ -119,13 +119,13 @@ namespace backward_1_roles_ {
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
   // of a consumer's thread
   constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_Q / LANES, FEATURES_D = 32, FEATURES_DV = 32;
-  constexpr int VALUES = 2;             // known of each column
+  constexpr int COLUMN_WORDS = 2;       // that are known of it
   constexpr int VISITS = 4, PARTS = 2;  // tiles announced at once, buffers of parts of sums
   // bytes of shared memory
-  constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 98304, WORKS_AT = 198656,
-      VISITS_AT = 198752, ROW_PIPE_AT = 198848, COLUMN_PIPE_AT = 198880, SUM_PIPE_AT = 198912,
-      VALUES_AT = 196608, VALUE_PIPE_AT = 198944, HANDED_AT = 131072, PARTS_AT = 163840, PLACES_AT = 198816,
-      HAND_PIPE_AT = 198976, PART_PIPE_AT = 199008;
+  constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 98304, WORKS_AT = 197632,
+      VISITS_AT = 197728, ROW_PIPE_AT = 197824, COLUMN_PIPE_AT = 197856, SUM_PIPE_AT = 197888,
+      VALUES_AT = 196608, VALUE_PIPE_AT = 197920, HANDED_AT = 131072, PARTS_AT = 163840, PLACES_AT = 197792,
+      HAND_PIPE_AT = 197952, PART_PIPE_AT = 197984;
 
   // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
   using KTile = Panels<bf16, 64, HEAD_DIM>;
@@ -191,8 +191,8 @@ namespace backward_1_roles_ {
 
   // What is known of each column of a tile, an array for each value.
   template <class T>
-  __device__ __forceinline__ Shared<T, BLOCK_Q> values(uint32 stage, int number) {
-    return Shared<T, BLOCK_Q>(VALUES_AT + (stage * VALUES + number) * BLOCK_Q * 8);
+  __device__ __forceinline__ Shared<T, BLOCK_Q> values(uint32 stage, int word) {
+    return Shared<T, BLOCK_Q>(VALUES_AT + (stage * COLUMN_WORDS + word) * BLOCK_Q * 4);
   }
 
   // What is known of a thread's column; that of its neighbour is read at the same time.

@@ -118,14 +118,14 @@ namespace backward_1_roles_ {
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
   // of a consumer's thread
   constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_Q / LANES, FEATURES_D = 64, FEATURES_DV = 64;
-  constexpr int VALUES = 2;             // known of each column
+  constexpr int COLUMN_WORDS = 2;       // that are known of it
   constexpr int VISITS = 4, PARTS = 2;  // tiles announced at once, buffers of parts of sums
   constexpr int HANDED = 1;             // buffers of what is handed over
   // bytes of shared memory
-  constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 131072, WORKS_AT = 231424,
-      VISITS_AT = 231520, ROW_PIPE_AT = 231616, COLUMN_PIPE_AT = 231632, SUM_PIPE_AT = 231664,
-      VALUES_AT = 229376, VALUE_PIPE_AT = 231696, HANDED_AT = 196608, PARTS_AT = 204800, PLACES_AT = 231584,
-      HAND_PIPE_AT = 231744, PART_PIPE_AT = 231760, WEIGHTS_AT = 221184, WEIGHT_PIPE_AT = 231728;
+  constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 131072, WORKS_AT = 230400,
+      VISITS_AT = 230496, ROW_PIPE_AT = 230592, COLUMN_PIPE_AT = 230608, SUM_PIPE_AT = 230640,
+      VALUES_AT = 229376, VALUE_PIPE_AT = 230672, HANDED_AT = 196608, PARTS_AT = 204800, PLACES_AT = 230560,
+      HAND_PIPE_AT = 230720, PART_PIPE_AT = 230736, WEIGHTS_AT = 221184, WEIGHT_PIPE_AT = 230704;
 
   // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
   using KTile = Panels<bf16, 64, HEAD_DIM>;
@@ -191,8 +191,8 @@ namespace backward_1_roles_ {
 
   // What is known of each column of a tile, an array for each value.
   template <class T>
-  __device__ __forceinline__ Shared<T, BLOCK_Q> values(uint32 stage, int number) {
-    return Shared<T, BLOCK_Q>(VALUES_AT + (stage * VALUES + number) * BLOCK_Q * 8);
+  __device__ __forceinline__ Shared<T, BLOCK_Q> values(uint32 stage, int word) {
+    return Shared<T, BLOCK_Q>(VALUES_AT + (stage * COLUMN_WORDS + word) * BLOCK_Q * 4);
   }
 
   // What is known of a thread's column; that of its neighbour is read at the same time.
