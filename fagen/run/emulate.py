@@ -191,11 +191,15 @@ class EmulatedKernels:
             request.multiprocessors,
         ]
         parts = [struct.pack("<12IQ", *head, len(params), len(memories), 0, request.seed)]
+        same = _same(memories)
         parts += [
-            struct.pack("<Q4I", each.size_bytes, each.param_offset, each.address % _LINE, each.written, 0)
-            for each in memories
+            struct.pack(
+                "<Q4I", each.size_bytes, each.param_offset, each.address % _LINE, each.written, number
+            )
+            for each, number in zip(memories, same, strict=True)
         ]
-        parts += [params, *(ctypes.string_at(each.address, each.size_bytes) for each in memories)]
+        copied = [each for each, number in zip(memories, same, strict=True) if not number]
+        parts += [params, *(ctypes.string_at(each.address, each.size_bytes) for each in copied)]
         with tempfile.TemporaryDirectory(prefix="fagen-") as scratch:
             request_path, result_path, report_path = (
                 Path(scratch) / part for part in ("in", "out", "report")
@@ -233,7 +237,7 @@ class EmulatedKernels:
                 )
             if not found:
                 result, position = result_path.read_bytes(), 0
-                for each in memories:
+                for each in copied:
                     if each.written:
                         ctypes.memmove(
                             each.address, result[position : position + each.size_bytes], each.size_bytes
@@ -262,6 +266,18 @@ def _sanitizer_environment() -> dict[str, str]:
         "ASAN_OPTIONS": f"{common}:detect_leaks=0:detect_stack_use_after_return=0",
         "TSAN_OPTIONS": f"{common}:halt_on_error=1:report_thread_leaks=0",
     }
+
+
+def _same(memories: Sequence[Memory]) -> list[int]:
+    """For each memory that kernels write, 1 + the number of an earlier one that is the same; else 0."""
+    first: dict[tuple[int, int], int] = {}
+    found = []
+    for number, each in enumerate(memories):
+        place = each.address, each.size_bytes
+        found.append(first.get(place, -1) + 1 if each.written else 0)
+        if each.written:
+            first.setdefault(place, number)
+    return found
 
 
 def _split_report(report: str, memories: Sequence[Memory]) -> tuple[list[tuple[int, Memory]], str]:

@@ -30,7 +30,7 @@ struct Header {
 struct Memory {
   unsigned long long bytes;
   unsigned param_offset, offset_in_line;  // where its address stands; how far it lies past a multiple of 256
-  unsigned written, padding;
+  unsigned written, same;                 // 1 + the number of an earlier one that is the same memory, or 0
 };
 
 [[noreturn]] void give_up(const char* what) {
@@ -69,10 +69,15 @@ int main(int count, char** words) {
   std::vector<char*> begins;
   for (const Memory& memory : memories) {
     void* whole = nullptr;
-    if (posix_memalign(&whole, 256, memory.offset_in_line + memory.bytes)) give_up("no memory");
-    char* begin = static_cast<char*>(whole) + memory.offset_in_line;
-    if (__asan_poison_memory_region) __asan_poison_memory_region(whole, memory.offset_in_line);
-    read_exactly(file, begin, memory.bytes);
+    char* begin = nullptr;
+    if (memory.same) {
+      begin = begins[memory.same - 1];
+    } else {
+      if (posix_memalign(&whole, 256, memory.offset_in_line + memory.bytes)) give_up("no memory");
+      begin = static_cast<char*>(whole) + memory.offset_in_line;
+      if (__asan_poison_memory_region) __asan_poison_memory_region(whole, memory.offset_in_line);
+      read_exactly(file, begin, memory.bytes);
+    }
     memcpy(static_cast<char*>(params) + memory.param_offset, &begin, sizeof begin);
     begins.push_back(begin);
     fprintf(report_file, "%llx %llx\n", reinterpret_cast<unsigned long long>(begin), memory.bytes);
@@ -100,7 +105,8 @@ int main(int count, char** words) {
   file = fopen(words[4], "wb");
   if (!file) give_up("no result");
   for (size_t i = 0; i < memories.size(); ++i) {
-    if (memories[i].written && memories[i].bytes) fwrite(begins[i], 1, memories[i].bytes, file);
+    if (memories[i].written && memories[i].bytes && !memories[i].same)
+      fwrite(begins[i], 1, memories[i].bytes, file);
   }
   fclose(file);
   return failed;
