@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from fagen.compile import Compiled, plan_json
@@ -39,6 +40,7 @@ class Array:
     sorted: bool = False
     tiles: tuple[int, ...] = ()
     zeroed: bool = False
+    whole: bool = False
 
     @property
     def count(self) -> str:
@@ -54,7 +56,8 @@ class Array:
     def _extents(self) -> list[str]:
         tiles = self.tiles or (1,) * len(self.axes)
         pairs = zip(map(extent, self.axes), tiles, strict=True)
-        return [length if tile == 1 else f"(({length} + {tile - 1}) / {tile})" for length, tile in pairs]
+        sides = [length if tile == 1 else f"(({length} + {tile - 1}) / {tile})" for length, tile in pairs]
+        return [*sides, str(prod(tiles))] if self.whole else sides
 
 
 def extent(axis: Axis) -> str:
@@ -158,6 +161,7 @@ def _arrays(graph: Graph, plan: Plan) -> list[Array]:
             "double",
             tiles=buffer.tiles,
             zeroed=buffer.zeroed,
+            whole=buffer.whole,
         )
         for i, buffer in enumerate(plan.buffers)
     ]

@@ -159,7 +159,7 @@ class _Builder(LoopBuilder):
         lower = scope.lowering(
             {
                 Index(self.walk_axis): codes.leaf(axis_name(self.walk_axis), "int32", COLUMN),
-                Index(axis): codes.leaf("0", "int32"),
+                Index(axis): codes.leaf("feature", "int32", COLUMN),
             }
         )
         tensor = scope.parameters.buffer(partial.name)
@@ -174,12 +174,11 @@ class _Builder(LoopBuilder):
         return PartText(
             tensor,
             f"&{split.text(row)}",
+            dict(zip(tensor.layout, tensor.strides, strict=True))[axis],
             split.at(COLUMN),
             rows,
             share,
             warps,
-            scope.length(axis),
-            dict(scope.plan.problem.sizes)[axis],
             (self.kernel.block_walk // columns) * (width // features) < self.kernel.threads // 32,
         )
 

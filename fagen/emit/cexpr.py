@@ -260,13 +260,18 @@ class Lowering:
         The parts of its address that are known once a block and once a row become pointers, which leave inner
         loops.
         """
-        steps = [
+        every = [
             (position, self._codes.leaf(stride, "int64"))
             for position, stride in zip(positions, tensor.strides, strict=True)
-            if position.form != "0"
+        ]
+        piece = self._piece(tensor, every)
+        steps = [
+            step
+            for i, step in enumerate(every)
+            if step[0].form != "0" and not (piece and tensor.tiles[i] > 1)
         ]
         pointer = self._codes.leaf(tensor.pointer, tensor.ctype)
-        whole = BLOCK
+        whole = piece.place if piece else BLOCK
         for position, _ in steps:
             whole = whole.join(position.place)
         for place in (BLOCK, ROW):
@@ -282,11 +287,13 @@ class Lowering:
                     2 * len(outer),
                     hint=tensor.name,
                 )
-        subscript = " + ".join(["{} * {}"] * len(steps)) if steps else "0"
+        subscript = " + ".join(["{} * {}"] * len(steps) + ["{}"] * (piece is not None)) or "0"
         args = [code for step in steps for code in step]
         if tensor.dense and args and args[-1].form == tensor.strides[-1]:
             subscript, args = subscript.removesuffix(" * {}"), args[:-1]
         slots = [PRODUCT if i % 2 == 0 else UNARY for i in range(len(args))]
+        if piece is not None:
+            args, slots = [*args, piece], [*slots, SUM]
         return self._codes.make(
             form.format(f"{{}}[{subscript}]"),
             (pointer, *args),
@@ -296,6 +303,13 @@ class Lowering:
             LOAD,
             hint=tensor.name,
         )
+
+    def _piece(self, tensor: Tensor, steps: Sequence[tuple[Code, Code]]) -> Code | None:
+        """Where an element of a tensor that lies in pieces is, along the axes of a piece."""
+        if not tensor.whole:
+            return None
+        sides = sorted((tile, i) for i, tile in enumerate(tensor.tiles) if tile > 1)  # rows are fewer
+        return self._codes.call("piece_at", [code for _, i in sides for code in steps[i]], "int64", 8)
 
     # -------------------------------------------------------------------------------------------- random bits
 

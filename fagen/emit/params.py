@@ -112,6 +112,8 @@ class Tensor:
     """The user's name, for comments."""
     tiles: tuple[int, ...] = ()
     """How many positions of each axis an element stands for; empty: one."""
+    whole: bool = False
+    """Whether an element has a number for each of them: a piece, as templates/device/add.cuh has it."""
 
     @property
     def pointer(self) -> str:
@@ -143,7 +145,8 @@ class Tensor:
         """Its axes, as a comment has them."""
         tiles = self.tiles or (1,) * len(self.layout)
         axes = zip(self.layout, tiles, strict=True)
-        return f"[{', '.join(axis if tile == 1 else f'{axis} / {tile}' for axis, tile in axes)}]"
+        sides = [axis if tile == 1 else f"{axis} / {tile}" for axis, tile in axes]
+        return f"[{', '.join([*sides, str(math.prod(tiles))] if self.whole else sides)}]"
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,9 @@ class Parameters:
             self.tensors[at] = Tensor(at, name, storage, argument.layout, False, argument.name)
         for i, buffer in enumerate(plan.buffers):
             at = ("buffer", i)
-            self.tensors[at] = Tensor(at, buffer.name, buffer.storage, buffer.axes, True, "", buffer.tiles)
+            self.tensors[at] = Tensor(
+                at, buffer.name, buffer.storage, buffer.axes, True, "", buffer.tiles, buffer.whole
+            )
         for i, (output, name, storage) in enumerate(
             zip(graph.outputs, output_names, plan.outputs, strict=True)
         ):

@@ -59,6 +59,8 @@ class VectorText:
     name: str
     storage: str
     pointer: str
+    load: str
+    """The function that reads them."""
 
 
 @dataclass(frozen=True)
@@ -260,13 +262,16 @@ class _Builder:
     def vector(self, tensor: Tensor) -> VectorText:
         """Where the neighbours of ``tensor`` are in a row."""
         scope = self.scope
-        first = {self.walk_axis: scope.codes.leaf("0", "int32")}
+        first = {self.walk_axis: scope.codes.leaf("first" if tensor.whole else "0", "int32")}
         row = scope.store(scope.lowering(self.leaves, addresses=first), tensor)
         split = scope.split([(row, ROW)])
         self.before += split.at(ROW)
         at = split.text(row).removesuffix("]")
         first_of = f"{at.removesuffix('0')}first" if at.endswith("[0") else f"{at} + first"
-        return VectorText(f"{tensor.name}_part", tensor.storage, f"&{first_of}]")
+        load = "load_pairs" if tensor.whole else "load_vector"
+        return VectorText(
+            f"{tensor.name}_part", tensor.storage, f"&{at if tensor.whole else first_of}]", load
+        )
 
     def stores(
         self, outputs: Sequence[Output], leaves: dict[Node, Code], place: Place, width: int = 1

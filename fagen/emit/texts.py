@@ -61,10 +61,12 @@ class ProductText:
 
 @dataclass(frozen=True)
 class PartText:
-    """Where the part of a tile is added: ``target`` is its first feature in the row of a column."""
+    """Where the part of a tile is added: ``target`` is its piece of a warp's first features, from which the next
+    is ``step`` away."""
 
     tensor: Tensor
     target: str
+    step: str
     statements: Sequence[Statement]
     """What finding it needs."""
     rows: str
@@ -73,10 +75,6 @@ class PartText:
     """Features of each, of a thread."""
     warps: str
     """That have features of the same rows."""
-    length: str
-    """Of the features."""
-    size: int
-    """The same as a number."""
     idle: bool
     """Whether some warps have nothing of it."""
 

@@ -21,6 +21,8 @@ def plain_read(node: Node, code: Code, split: Split, storage: str, rows: Axis | 
     if not isinstance(node, Input) or storage not in _COPIED:
         return ""
     pointer, *steps = code.args
+    if len(steps) % 2:
+        return ""  # it lies in pieces
     found = {position.form: split.text(step) for position, step in zip(steps[::2], steps[1::2], strict=True)}
     names = [axis_name(axis) if axis is not None else "" for axis in (rows, columns)]
     if set(found) - set(names):

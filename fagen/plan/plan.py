@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal, TypeAlias
 
 from fagen.derive.extent import WORD, Extent
@@ -286,9 +287,9 @@ class Buffer:
     """Memory between two kernels: ``t0`` or ``D``, contiguous, of ``axes`` (of a tensor's gradient: as the
     tensor has them).
 
-    An element stands for ``tiles`` positions of each axis (empty: for one). ``reuses`` is the place of an
-    earlier buffer of the same size that no kernel reads any more when this one is written: both may be the
-    same memory.
+    An element stands for ``tiles`` positions of each axis (empty: for one), or, ``whole``, has a number for each
+    of them. ``reuses`` is the place of an earlier buffer of the same size that no kernel reads any more when this
+    one is written: both may be the same memory.
     """
 
     name: str
@@ -298,12 +299,14 @@ class Buffer:
     tiles: tuple[int, ...] = ()
     zeroed: bool = False
     """Whether it is 0 before the first kernel, which add to it."""
+    whole: bool = False
 
     def shape(self, lengths: Mapping[Axis, int]) -> tuple[int, ...]:
-        """How many elements it has along each axis."""
+        """How many elements it has along each axis, and at last the numbers of one that is ``whole``."""
         tiles = self.tiles or (1,) * len(self.axes)
         known = {**lengths, "h": lengths.get("hk", 1) * lengths.get("g", 1)}
-        return tuple(-(-known[axis] // tile) for axis, tile in zip(self.axes, tiles, strict=True))
+        pieces = tuple(-(-known[axis] // tile) for axis, tile in zip(self.axes, tiles, strict=True))
+        return (*pieces, prod(tiles)) if self.whole else pieces
 
 
 @dataclass(frozen=True)

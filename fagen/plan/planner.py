@@ -22,7 +22,7 @@ from fagen.plan.cost import Model, buffer_lives, near_positions
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
 from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, range_of, stage_roots
-from fagen.plan.space import ON_TENSOR_CORES, Tiles, shared_tiles
+from fagen.plan.space import CHUNK, FRAGMENT, ON_TENSOR_CORES, Tiles, shared_tiles
 from fagen.plan.tiling import (
     Ranked,
     fallbacks,
@@ -91,7 +91,7 @@ def _ranked_plans(
 ) -> Iterator[Plan]:
     """Up to ``most`` plans of the same kernels, each with the next candidate of those that have another."""
     stages, chosen = [stage for stage, _ in parts], [choice for _, choice in parts]
-    buffers = _buffers(stages, problem)
+    buffers = _buffers(stages, chosen, problem)
     tries = [choice.ranked if ranked else fallbacks(choice.ranked, choice.model, most) for choice in chosen]
     for number in range(min(most, max(map(len, tries)))):
         kernels, rejected = [], list(others)
@@ -416,19 +416,35 @@ def _axes(stages: Iterable[Stage]) -> list[Axis]:
     return list(dict.fromkeys(axis for node in nodes for axis in node.axes))
 
 
-def _buffers(stages: Sequence[Stage], problem: Problem) -> tuple[Buffer, ...]:
-    """Memory between kernels: what one stage stores and later ones read, in the order it is written."""
+def _buffers(stages: Sequence[Stage], choices: Sequence[_Choice], problem: Problem) -> tuple[Buffer, ...]:
+    """Memory between kernels: what one stage stores and later ones read, in the order it is written.
+
+    What warps add from their registers lies as they have it.
+    """
     found: list[Buffer] = []
     read_until: dict[int, int] = {}
     for node, (written, last) in buffer_lives(stages, problem.graph).items():
         if _adds_to(stages[written], node.name):
-            found.append(Buffer(node.name, node.layout, "fp32", zeroed=True))
+            sides = _piece(stages[written], node.name) if choices[written].schedule == "backward_loop" else {}
+            tiles = tuple(sides.get(axis, 1) for axis in node.layout) if sides else ()
+            found.append(Buffer(node.name, node.layout, "fp32", None, tiles, zeroed=True, whole=bool(sides)))
             continue
         free = (i for i, until in read_until.items() if until < written and found[i].axes == node.axes)
         reuses = next(free, None)
         read_until[len(found) if reuses is None else reuses] = last
         found.append(Buffer(node.name, node.axes, "fp32", reuses))
     return tuple(found)
+
+
+def _piece(stage: Stage, name: str) -> Mapping[Axis, int]:
+    """Of a partial sum of ``stage``, what each eight lines of four lanes add to at once."""
+    added = (partial for walk in stage.walks for partial in walk.partials if partial.name == name)
+    return {
+        side: size
+        for partial in added
+        if stage.walk is not None
+        for side, size in ((stage.walk, CHUNK), (partial.features[0], FRAGMENT))
+    }
 
 
 def _adds_to(stage: Stage, name: str) -> bool:

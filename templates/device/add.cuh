@@ -1,28 +1,34 @@
-// add.cuh: what tensor cores have summed, added to global memory.
+// add.cuh: what tensor cores have summed, added to a matrix in global memory that other blocks add to as well.
 //
-//   add_sixteen<VECTORS>(pointer, sums, i, count)
-//       of 16 neighbours a lane of four has numbers 2 lane, + 1 (sums[i], sums[i + 1]) and 8 + 2 lane, + 1; each of the
-//       first `count` is added to pointer[number], in no fixed order. With VECTORS the pointer is a multiple of 16
-//       bytes and `count` of 4. All lanes of a warp call together.
+// The matrix lies in pieces of 8 rows and 16 columns. The numbers of a piece lie side by side, in the order in which the
+// lanes of a warp have them: lane l those of row l / 4 in columns 2 (l % 4), the next one, and eight further on the same.
+// So a warp adds to 512 bytes in a row, and no lane has to give another anything.
+//
+//   piece_at(row, row_step, column, column_step)   where an element lies, `row_step` and `column_step` from piece to piece
+//   add_piece(holds, pointer, sums, i)   adds sums[i .. i + 3] of all lanes to the piece at `pointer`, where `holds`
+//   load_pairs<N>(pointer)               N neighbours of a row from a column that is a multiple of N, 2 or 4
 #pragma once
 
 #include <atomic.cuh>
-#include <warp.cuh>
 
-template <bool VECTORS, int N>
-__device__ __forceinline__ void add_sixteen(float* to, const float (&sums)[N], int i, int count) {
-  const bool odd = threadIdx.x % 2;  // neighbours exchange pairs: each has four numbers side by side
-  const float low = __shfl_xor_sync(FULL_WARP, odd ? sums[i] : sums[i + 2], 1);
-  const float high = __shfl_xor_sync(FULL_WARP, odd ? sums[i + 1] : sums[i + 3], 1);
-  const Vec<float, 4> four = {
-      {odd ? low : sums[i], odd ? high : sums[i + 1], odd ? sums[i + 2] : low, odd ? sums[i + 3] : high}};
-  const int at = threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
-  if (VECTORS) {
-    atomic_add_four(at < count, to + at, four);
-  } else {
+__device__ __forceinline__ int64 piece_at(int row, int64 row_step, int column, int64 column_step) {
+  const uint32 r = row, c = column;
+  return r / 8 * row_step + c / 16 * column_step + (r % 8 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2);
+}
+
+template <int N>
+__device__ __forceinline__ void add_piece(bool holds, float* to, const float (&sums)[N], int i) {
+  atomic_add_four(holds, to + threadIdx.x % 32 * 4, Vec<float, 4>{{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]}});
+}
+
+template <int N>
+__device__ __forceinline__ Vec<float, N> load_pairs(const float* from) {
+  Vec<float, N> numbers;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (at + j < count) atomic_add(to + at + j, four[j]);
-    }
+  for (int i = 0; i < N; i += 2) {
+    const Vec<float, 2> pair = load_vector<2>(from + 2 * i);
+    numbers[i] = pair[0];
+    numbers[i + 1] = pair[1];
   }
+  return numbers;
 }

@@ -2,6 +2,5 @@
 #pragma once
 
 #include "atomic.cuh"
-#include "warp.cuh"
 
 #include "../device/add.cuh"

@@ -92,8 +92,8 @@ def test_the_chunk_a_lane_loads_is_the_one_its_elements_were_stored_to() -> None
     assert not apart.any(), [place for place, found in zip(places, apart, strict=True) if found.any()]
 
 
-@pytest.mark.parametrize(("vectors", "count"), [("true", 16), ("true", 12), ("false", 13)])
-def test_a_transposed_left_operand_is_multiplied_and_added_to_memory(vectors: str, count: int) -> None:
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_transposed_left_operand_is_multiplied_and_added_to_memory(holds: bool) -> None:
     body = (
         "OperandTile<fp16, 16, 16> t(0), one(768);\n"
         "for (int c = 0; c < 16; c += 2) {\n"
@@ -101,14 +101,21 @@ def test_a_transposed_left_operand_is_multiplied_and_added_to_memory(vectors: st
         "if (i < 16) store_pair(one, i, c, float(i == c), float(i == c + 1));\n"
         "}\n__syncwarp();\nfloat upper[4] = {}, lower[4] = {};\n"
         "multiply_add(upper, lower, 0, load_left_transposed(t, 0, 0), load_right(one, 0, 0));\n"
-        f"add_sixteen<{vectors}>(p.y + i / 4 * 16, upper, 0, {count});\n"
-        f"add_sixteen<{vectors}>(p.y + (i / 4 + 8) * 16, lower, 0, {count});"
+        "float* to = p.y + 256;\n"
+        "add_piece(true, to + piece_at(0, 128, 0, 0), upper, 0);\n"
+        f"add_piece({str(holds).lower()}, to + piece_at(8, 128, 0, 0), lower, 0);\n__syncwarp();\n"
+        "for (int r = 0; r < 16; ++r) {\n"
+        "if (i < 16) p.y[r * 16 + i] = to[piece_at(r, 128, i, 0)];\n__syncwarp();\n"
+        "if (i % 4 == 0 && i < 16) {\n"
+        "const auto four = load_pairs<4>(&to[piece_at(r, 128, i, 0)]);\n"
+        "for (int k = 0; k < 4; ++k) if (four[k] != p.y[r * 16 + i + k]) p.y[r * 16 + i] = NAN;\n"
+        "}\n__syncwarp();\n}"
     )
-    x, y = torch.arange(256, dtype=torch.float32), torch.ones(256)
+    x, y = torch.arange(256, dtype=torch.float32), torch.ones(512)
     run(body, shared_bytes=1536, x=x, y=y)
-    expected = torch.ones(16, 16)
-    expected[:, :count] += x.reshape(16, 16).T[:, :count]
-    assert torch.equal(y.reshape(16, 16), expected)
+    expected = x.reshape(16, 16).T + 1
+    expected[8:] = expected[8:] if holds else 1
+    assert torch.equal(y[:256].reshape(16, 16), expected)
 
 
 # ---------------------------------------------------------- findings, one warp
