@@ -61,8 +61,8 @@ class ProductText:
 
 @dataclass(frozen=True)
 class PartText:
-    """Where the part of a tile is added: ``target`` is its piece of a warp's first features, from which the next
-    is ``step`` away."""
+    """Where the part of a tile is added: ``target`` is the piece of a warp's first features, from which the
+    next one is ``step`` away."""
 
     tensor: Tensor
     target: str

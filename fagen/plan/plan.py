@@ -287,9 +287,9 @@ class Buffer:
     """Memory between two kernels: ``t0`` or ``D``, contiguous, of ``axes`` (of a tensor's gradient: as the
     tensor has them).
 
-    An element stands for ``tiles`` positions of each axis (empty: for one), or, ``whole``, has a number for each
-    of them. ``reuses`` is the place of an earlier buffer of the same size that no kernel reads any more when this
-    one is written: both may be the same memory.
+    An element stands for ``tiles`` positions of each axis (empty: for one); of a buffer that is ``whole`` it
+    is a piece, with a number for each of them. ``reuses`` is the place of an earlier buffer of the same size
+    that no kernel reads any more when this one is written: both may be the same memory.
     """
 
     name: str

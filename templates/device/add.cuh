@@ -18,7 +18,8 @@ __device__ __forceinline__ int64 piece_at(int row, int64 row_step, int column, i
 
 template <int N>
 __device__ __forceinline__ void add_piece(bool holds, float* to, const float (&sums)[N], int i) {
-  atomic_add_four(holds, to + threadIdx.x % 32 * 4, Vec<float, 4>{{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]}});
+  atomic_add_four(holds, to + threadIdx.x % 32 * 4,
+                  Vec<float, 4>{{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]}});
 }
 
 template <int N>
