@@ -62,8 +62,8 @@ struct Params {
   int64 stat_b, stat_h, stat_q;
   fp32* D;  // [b, hk, g, q]
   int64 D_b, D_hk, D_g, D_q;
-  fp32* dQ_sum;  // [b, hk, g, q, d]
-  int64 dQ_sum_b, dQ_sum_hk, dQ_sum_g, dQ_sum_q;
+  fp32* dQ_sum;  // [b, hk, g, q / 8, d / 16, 128]
+  int64 dQ_sum_b, dQ_sum_hk, dQ_sum_g, dQ_sum_q, dQ_sum_d;
   bf16* dQ;  // [b, h, q, d]  dq
   int64 dQ_b, dQ_h, dQ_q;
   bf16* dK;  // [b, hk, kv, d]  dk
@@ -260,11 +260,11 @@ namespace backward_1_backward_loop_ {
       const float (&part0)[PART0_ROWS][PART0_FEATURES], int r, int q_start) {
     const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS),
         feature = threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
-    const int q = q_start + row + 8 * r + threadIdx.x % 32 / 4;
-    fp32* to = &block.dQ_sum[q * p.dQ_sum_q] + feature;
-    const int count = q < p.q_len ? HEAD_DIM - feature : 0;
+    const int q = q_start + row + 8 * r;
+    const bool inside = q < p.q_len;
+    fp32* to = &block.dQ_sum[piece_at(q, p.dQ_sum_q, feature, p.dQ_sum_d)];
     UNROLL for (int f = 0; f < PART0_FEATURES; f += 4)
-        add_sixteen<true>(to + 4 * f, part0[r], f, count - 4 * f);
+        add_piece(inside, to + f / 4 * p.dQ_sum_d, part0[r], f);
   }
 
   // dK = acc0 * rsqrt(head_dim)
@@ -407,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(256) backward_2_rowwise(const __gri
   const int lane = threadIdx.x % LANES;
 
   for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
-    const auto dQ_sum_part = load_vector<4>(&dQ_sum_at[q * p.dQ_sum_q + first]);
+    const auto dQ_sum_part = load_pairs<4>(&dQ_sum_at[piece_at(q, p.dQ_sum_q, first, p.dQ_sum_d)]);
     Vec<bf16, 4> dQ_part;
     UNROLL for (int i = 0; i < 4; ++i) {
       dQ_part[i] = from_float<bf16>(SCALE * dQ_sum_part[i]);
