@@ -62,6 +62,8 @@ UNHIDDEN = 0.25
 WARPGROUP_UNHIDDEN, WARPGROUP_WAIT_CYCLES = 0.6, 100
 WARPGROUP_BESIDE = 0.1
 """The part of other limits that the tightest one does not hide."""
+WARPGROUP_PART_CYCLES = 640
+"""From what was handed over to its product with a panel of rows, stored: adders make one after another."""
 WARPGROUP_IN_SECTORS = 2.7
 """A byte copied in bulk from rows that begin within sectors takes as long as so many."""
 WARPGROUP_TILE_CYCLES = 300
@@ -337,13 +339,11 @@ class Model:
             read / arch.shared_bytes_per_cycle,
         )
         unhidden = WARPGROUP_UNHIDDEN / roles.consumers
-        return TileCost(
-            *busy,
-            max(busy)
-            + unhidden * (sum(busy[:3]) - max(busy))
-            + WARPGROUP_TILE_CYCLES
-            + WARPGROUP_WAIT_CYCLES / (roles.stages - 1),
-        )
+        cycles = max(busy) + unhidden * (sum(busy[:3]) - max(busy)) + WARPGROUP_TILE_CYCLES
+        cycles += WARPGROUP_WAIT_CYCLES / (roles.stages - 1)
+        panels = sum(ceil_div(width, warpgroups.panel_columns(width)) for width in step.partials)
+        added = WARPGROUP_PART_CYCLES * panels * tiles.block_walk // warpgroups.PART
+        return TileCost(*busy, max(cycles, added))
 
     def needs(self, tiles: Tiles) -> tuple[int, int]:
         """Shared memory of a block, and registers of a thread."""

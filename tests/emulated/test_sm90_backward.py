@@ -40,7 +40,7 @@ CASES: Mapping[str, dict[str, Any]] = {
     },
     "divided": {"head_dim": 256, "lengths": (150, 100), "heads": (2, 1), "mask": fg.causal()},
     "divided, softcap": {
-        "head_dim": 160,
+        "head_dim": 192,
         "lengths": (100, 150),
         "heads": (2, 1),
         "mask": fg.causal(),
