@@ -25,6 +25,7 @@ from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
     ForwardLoop,
+    LaggingText,
     PartText,
     Phase,
     ProductText,
@@ -331,7 +332,7 @@ class LoopBuilder:
                 roots.append((lower(state.rescale), Place(row=True, phase=level)))
         guard_code = lower(walk.guard) if walk.guard is not TRUE else None
         masked = self.masked(walk)
-        apart = self.masks_apart and masked in [product.symbol for product in walk.products]
+        apart = self.masks_products(walk, masked)
         if guard_code is not None and not apart:
             roots[:0] = [(guard_code, ELEMENT._replace(phase=phase)) for phase in self.tested_at(levels)]
         loop = loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis)
@@ -413,6 +414,7 @@ class LoopBuilder:
             bounds=(_extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)),
             beyond=" && ".join(guard_split.text(code, AND + 1) for code in rest) if guard_split else "",
             row=row,
+            lagging=self.lagging(walk, levels, texts, leaves),
             stores=stores,
             tiles=tuple(tile for tile in views if not tile.chunked),
             views=views,
@@ -432,6 +434,20 @@ class LoopBuilder:
     def splits(self, roots: Sequence[tuple[Code, Place]], last: int) -> Sequence[Split]:
         """The statements for what each phase up to the ``last`` needs."""
         return [self.scope.split(roots)] * (last + 1)
+
+    def lagging(
+        self,
+        walk: Walk,
+        levels: Mapping[State, int],
+        texts: Mapping[State, StateText],
+        leaves: Mapping[Node, Code],
+    ) -> LaggingText | None:
+        """How a tile is weighed from maxima as they are; None where they are looked at in every tile."""
+        return None
+
+    def masks_products(self, walk: Walk, masked: Node | None) -> bool:
+        """Whether products of elements that do not count are -inf before a tile is weighed."""
+        return self.masks_apart and masked in [product.symbol for product in walk.products]
 
     @staticmethod
     def sums_of(walk: Walk) -> tuple[State, ...]:

@@ -17,17 +17,29 @@ from fagen.derive.invariance import free_references
 from fagen.derive.running import old
 from fagen.derive.signs import falls
 from fagen.derive.terms import term_of
-from fagen.derive.unscale import common_factor
+from fagen.derive.unscale import common_factor, differences
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Partial, Product, State, Walk
 from fagen.emit.cexpr import HEAD, Lowering
-from fagen.emit.code import COLUMN, ELEMENT, PRODUCT, Code, Place, Split, Statement, Variable
+from fagen.emit.code import (
+    ATOM,
+    COLUMN,
+    ELEMENT,
+    PRODUCT,
+    ROW,
+    Code,
+    Place,
+    Split,
+    Statement,
+    Variable,
+)
 from fagen.emit.forward import LoopBuilder, Term
 from fagen.emit.loops import LoopText
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
     ForwardLoop,
+    LaggingText,
     Phase,
     ProductText,
     StateText,
@@ -360,13 +372,16 @@ class ForwardRoles(ForwardLoop):
     def update_parameters(self, walk: WalkText) -> list[str]:
         """What the functions of a walk's tile may take."""
         arrays = [f"float (&{name})[ROWS]" for name in self.rescale_fields(walk)]
+        arrays += [f"Left<{state.weight}> (&rounded_{state.weights})[COLUMNS / 4]" for state in walk.weighted]
         if self.levels:
             arrays += [f"{array.ctype} (&{array.name})[ROWS][COLUMNS]" for array in walk.arrays]
-            arrays += [
-                f"Left<{state.weight}> (&rounded_{state.weights})[COLUMNS / 4]" for state in walk.weighted
-            ]
         steps = ["int row0", "uint32 stage", "uint32 from"]
         return [*super().update_parameters(walk), *steps, *dict.fromkeys(arrays)]
+
+    def lagging_parameters(self, walk: WalkText) -> list[str]:
+        """What the function may take that weighs a tile from maxima as they are: weights leave it rounded."""
+        whole = [f"float (&{weights})[ROWS][COLUMNS]" for weights in walk.weights]
+        return [each for each in self.update_parameters(walk) if each not in whole]
 
     @property
     def all_weighted(self) -> list[StateText]:
@@ -642,6 +657,7 @@ class _Builder(LoopBuilder):
         self.vanishing: set[int] = set()
         self.finds_rows = not self.levels_made and len(self.stage.walks) == 1
         self.announced: list[str] = []
+        self.lags = False
         if self.levels_made:
             scope.splitter.places.element = "[r][c]"
             (walk,) = self.stage.walks
@@ -807,6 +823,67 @@ class _Builder(LoopBuilder):
                     return "" if factor is ONE else f" * {self.scope.split([]).text(code, PRODUCT)}"
         return None
 
+    def lagging(
+        self,
+        walk: Walk,
+        levels: Mapping[State, int],
+        texts: Mapping[State, StateText],
+        leaves: Mapping[Node, Code],
+    ) -> LaggingText | None:
+        """As long as a maximum is a usual number, what lies above it makes the sum of its powers large.
+
+        That takes one walk, of which the sums of a tile have landed before the next one is weighed, and one
+        sum of powers alone, of which whatever else depends on the maximum is made.
+        """
+        maxima = [state for state in walk.states if state.op == "max"]
+        others = [state for state in walk.states if state.op != "max"]
+        if len(self.stage.walks) > 1 or self.levels_made or len(maxima) != 1 or not walk.products:
+            return None
+        if not self.masks_products(walk, self.masked(walk)):
+            return None
+        (top,) = maxima
+        if texts[top].slack is None or levels[top] or any(levels[state] != 1 for state in others):
+            return None
+        summed = any(state.features and state.rescale is not None for state in others)
+        if any(term_of(state)[1] is not None for state in others) or not summed:
+            return None
+        for state in others:
+            power = None if state.features else self.power_of(state.value, top, leaves)
+            if power is None:
+                continue
+            exponent = ELEMENT._replace(phase=1)
+            lower = self.lowering({**leaves, state.value: power})
+            rests = (ir.substitute(other.value, {state.value: ONE}) for other in others)
+            if any(ir.depends(rest, [top.symbol]) for rest in rests):
+                continue
+            split = self.scope.split([(lower(other.value), exponent) for other in others])
+            if any(split.at(place) for place in (ROW, COLUMN, ELEMENT)):
+                return None
+            self.lags = True
+            phase = Phase(
+                split.at(Place(row=True, phase=1)),
+                split.at(exponent),
+                tuple(replace(texts[other], value=split.text(lower(other.value))) for other in others),
+            )
+            return LaggingText(phase, state.symbol.name, f"{split.definition(power.args[0])}.is_usual()")
+        return None
+
+    def power_of(self, value: Node, top: State, leaves: Mapping[Node, Code]) -> Code | None:
+        """``exp(c x - c top)`` for a usual ``top``; None for any other value, or one not lowered so."""
+        lower = self.lowering(dict(leaves))
+        if not isinstance(value, Map) or value.op != "exp":
+            return None
+        code = lower(value)
+        if not code.args or code.args[0].ctype != "Exponential":
+            return None
+        for x, measured, factor in differences(value.args[0]):
+            if measured in (top.symbol, ir.finite(top.symbol)):
+                codes = self.scope.codes
+                of_row = (lower(factor), leaves[top.symbol])
+                row = codes.call("usual_exponential", of_row, "Exponential", 6, "power")
+                return codes.make("{}({})", (row, lower(x)), "float", ATOM, (ATOM, 0), 2)
+        return None
+
     def constants(self) -> list[tuple[str, str, str]]:
         kernel, roles = self.kernel, self.kernel.roles
         assert roles is not None
@@ -862,6 +939,7 @@ class _Builder(LoopBuilder):
                 else []
             ),
             *([("float", "SLACK = 5.5f", "a free maximum may be exceeded by so much")] if self.free else []),
+            *([("float", "MOST = COLUMNS * 245.0f", "exp(SLACK) from each column")] if self.lags else []),
             (
                 "uint32",
                 ", ".join(f"{name} = {address}" for name, address in addresses.items()),

@@ -124,6 +124,30 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class LaggingText:
+    """How a tile is weighed from maxima that stay what they are, as long as none is exceeded by too much.
+
+    The sum of positive weights shows whether one is: it need not be looked at.
+    """
+
+    phase: Phase
+    shown_by: str
+    """The state whose sum shows it."""
+    usual: str
+    """Whether the maximum of a row is a number that weights can be measured from."""
+
+    @property
+    def sums(self) -> list[StateText]:
+        """Sums of rows."""
+        return [state for state in self.phase.states if not state.share]
+
+    @property
+    def weights(self) -> list[StateText]:
+        """For each array of weights a state that fills it."""
+        return list({state.weights: state for state in self.phase.states if state.share}.values())
+
+
+@dataclass(frozen=True)
 class StoreText:
     """``target = value``: an output written by each element of a tile, each feature of a row, or each row."""
 
@@ -217,6 +241,7 @@ class WalkText:
     """Whether partial tiles have no loop of their own: a step is long, or rows begin as well as end."""
     row: Sequence[Statement]
     """Row values that this pass needs, computed before it."""
+    lagging: LaggingText | None
     stores: StoresText | None
     tiles: tuple[TileText, ...]
     """Those filled as a whole for each tile of the walk."""

@@ -103,7 +103,7 @@ __device__ __forceinline__ void mask0(const Params& p, Row (&rows)[ROWS], int kv
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     const int first = kv_start + lane * 2;
-    const uint32 counts = columns_before<COLUMNS>(minimum(p.kv_len, row.q + 1) - first);  // column c: bit c
+    const auto counts = columns_before<COLUMNS>(minimum(p.kv_len, row.q + 1) - first);  // column c: bit c
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       if (!(counts >> c & 1)) s[r][c] = -INFINITY;
     }

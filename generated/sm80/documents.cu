@@ -105,7 +105,7 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
     const Row& row = rows[r];
     const int first = kv_start + lane * 2;
     // column c: bit c
-    const uint32 counts = columns_before<COLUMNS>(minimum(minimum(p.kv_len, row.kv_end), row.q + 1) -
+    const auto counts = columns_before<COLUMNS>(minimum(minimum(p.kv_len, row.kv_end), row.q + 1) -
         first) & ~columns_before<COLUMNS>(row.kv_begin - first);
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       if (!(counts >> c & 1)) s[r][c] = -INFINITY;

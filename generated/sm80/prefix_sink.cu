@@ -115,7 +115,7 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     const int first = kv_start + lane * 2;
-    const uint32 counts = columns_before<COLUMNS>(p.kv_len - first);  // column c: bit c
+    const auto counts = columns_before<COLUMNS>(p.kv_len - first);  // column c: bit c
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
       if (!(counts >> c & 1 && (kv <= row.q || kv <= 255))) s[r][c] = -INFINITY;

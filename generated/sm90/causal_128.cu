@@ -48,6 +48,7 @@ constexpr int ROW_STAGES = 2, STAGES = 3;  // buffers of each tile
 constexpr int WORKS = 8, WORDS = 4;  // works announced at once
 constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_KV / LANES, FEATURES = 32;  // of a consumer's thread
 constexpr float SLACK = 5.5f;  // a free maximum may be exceeded by so much
+constexpr float MOST = COLUMNS * 245.0f;  // exp(SLACK) from each column
 // bytes of shared memory
 constexpr uint32 Q_AT = 0, K_AT = 98304, V_AT = 159744, WORKS_AT = 221184, VISITS_AT = 221312,
     ROW_PIPE_AT = 221344, COLUMN_PIPE_AT = 221440, SUM_PIPE_AT = 221488;
@@ -157,6 +158,35 @@ __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUM
   }
 }
 
+// The same measured from maxima as they are, unless the sums show that these are exceeded by too much.
+__device__ __forceinline__ bool update_lagging(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
+    Left<bf16> (&rounded_weights)[COLUMNS / 4]) {
+  float l_part[ROWS] = {};
+  UNROLL for (int first = 0; first < COLUMNS; first += 4) {
+    float weights[ROWS][4];
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      const Row& row = rows[r];
+      const Exponential power_0 = usual_exponential(SCALE, row.m);
+      UNROLL for (int c = first; c < first + 4; ++c) {
+        const float x2 = power_0(s[r][c]);
+        l_part[r] += x2;
+        weights[r][c - first] = x2;
+      }
+    }
+    rounded_weights[first / 4] = left_from<bf16>(weights[0], weights[1], 0);
+  }
+  bool fits = true;
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    const Row& row = rows[r];
+    fits = fits && usual_exponential(SCALE, row.m).is_usual() && l_part[r] <= MOST;
+  }
+  if (__any_sync(FULL_WARP, !fits)) return false;
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    rows[r].l += l_part[r];
+  }
+  return true;
+}
+
 // stat = m * rsqrt(head_dim) + log(l)
 // O = acc * (1.0 / l)
 __device__ __forceinline__ void finish(const Block& block, Row (&rows)[ROWS], int lane,
@@ -164,12 +194,12 @@ __device__ __forceinline__ void finish(const Block& block, Row (&rows)[ROWS], in
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
-    const float x2 = quotient(1.0f, row.l);
+    const float x3 = quotient(1.0f, row.l);
     if (row.inside && lane == 0) {
       block.stat[row.q] = from_float<fp32>(row.m * SCALE + logf(row.l));
     }
     UNROLL for (int f = 0; f < FEATURES; ++f) {
-      acc[r][f] = acc[r][f] * x2;
+      acc[r][f] = acc[r][f] * x3;
     }
   }
 }
@@ -246,12 +276,16 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   bool storing = false;  // results of the work before, which leave in the place of its rows
   int kv_start, kind;
   bool last;
-  const auto next_tile = [&] {
-    column_pipe.wait(column_at);
+  bool moves = false;  // a maximum of the warp's rows has changed: the next tile may well exceed it too
+  const auto read_visit = [&] {
     const Vec<int32, 2> visit = load_by_warp<2>(visits, 2 * column_at.stage());
     kv_start = visit[0];
     kind = visit[1] >> 2 * group & 3;
     last = visit[1] >> 16;
+  };
+  const auto next_tile = [&] {
+    column_pipe.wait(column_at);
+    read_visit();
   };
   const auto free_rows = [&] {
     if (leader && storing) {
@@ -282,7 +316,8 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   };
   // Sums are measured from maxima that have changed.
   const auto rescale = [&] {
-    if (!__any_sync(FULL_WARP, acc_rescale[0] != 1.0f || acc_rescale[1] != 1.0f)) return;
+    moves = __any_sync(FULL_WARP, acc_rescale[0] != 1.0f || acc_rescale[1] != 1.0f);
+    if (!moves) return;
     UNROLL for (int r = 0; r < ROWS; ++r) {
       UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] *= acc_rescale[r];
     }
@@ -320,9 +355,22 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     wgmma_commit();
     if constexpr (!alone.value) add_sums();
     pass_turn();
+    if constexpr (!begins.value) read_visit();
     wgmma_wait<alone.value ? 0 : 1>(s);
     free_columns();
     if (kind != 2) mask(p, rows, kv_start, lane, s);
+    if constexpr (!begins.value) {
+      wgmma_wait<0>(acc, rounded_weights);
+      sum_pipe.pass(sum_at);
+      if (!moves) moves = !update_lagging(rows, s, rounded_weights);
+      if (moves) {
+        update(rows, s, weights, acc_rescale);
+        UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights[c / 4] =
+            left_from<bf16>(weights[0], weights[1], c);
+        rescale();
+      }
+      return;
+    }
     update(rows, s, weights, acc_rescale);
     if constexpr (!alone.value) {
       wgmma_wait<0>(acc, rounded_weights);
@@ -339,9 +387,9 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
         UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] = 0.0f;
       }
     }
-    UNROLL for (int c = 0; c < COLUMNS; c += 4)
-        rounded_weights[c / 4] = left_from<bf16>(weights[0], weights[1], c);
-    if constexpr (!begins.value) rescale();
+    UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights[c / 4] =
+        left_from<bf16>(weights[0], weights[1], c);
+    moves = false;
   };
 
   if (group == CONSUMERS - 1) pass_turn();
@@ -350,7 +398,7 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   for (;;) {
 #pragma unroll 1
     while (!last) {
-      next_tile();
+      column_pipe.wait(column_at);
       step(Known<false>(), Known<false>());
     }
     free_rows();

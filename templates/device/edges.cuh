@@ -5,6 +5,8 @@
 //   Exponential power(c, top)
 //                         power(x) = exp(c x - c top) for c > 0 and x <= top, in one multiply-add and one power of two;
 //                         also where the product with log2(e) would be out of range or too coarse
+//   usual_exponential(c, top)
+//                         the same for a usual top, which power.is_usual() says; x may then lie above it
 //   absolute(x)           of an int32 or int64
 //   clamp_index(i, size)  the position in a table of `size` elements nearest to i
 //   skipped()             stands in a tile of weights for a term that is no part of the sum: a NaN of its own,
@@ -36,7 +38,17 @@ struct Exponential {
   }
 
   __device__ __forceinline__ float operator()(float x) const { return exp2_approx(fmaf(x, factor, -shift)); }
+
+  // Whether that is the usual factor, and the top a number.
+  __device__ __forceinline__ bool is_usual() const { return fabsf(shift) < 0x1p27f; }
 };
+
+__device__ __forceinline__ Exponential usual_exponential(float c, float top) {
+  Exponential power;
+  power.factor = c * 1.44269504f;
+  power.shift = top * power.factor;
+  return power;
+}
 
 template <class Integer>
 __device__ __forceinline__ Integer absolute(Integer x) {

@@ -43,13 +43,26 @@ __device__ __forceinline__ LaneChunk chunk_by_columns(int lane) {
   return {lane / 16 * 8 + lane % 8, lane / 8 % 2};
 }
 
+// A bit for each of a lane's columns of a row.
+template <bool MANY>
+struct ColumnBits {
+  using Word = uint32;
+};
+
+template <>
+struct ColumnBits<true> {
+  using Word = uint64;
+};
+
 // Of each eight columns a lane has two. Bits make predicates seven at a time, and comparisons one by one.
 template <int COLUMNS>
-__device__ __forceinline__ uint32 columns_before(int end) {
-  static_assert(COLUMNS <= 32);
+__device__ __forceinline__ typename ColumnBits<(COLUMNS > 32)>::Word columns_before(int end) {
+  using Word = typename ColumnBits<(COLUMNS > 32)>::Word;
+  constexpr uint32 BITS = 8 * sizeof(Word);
+  static_assert(COLUMNS <= BITS);
   const uint32 inside = end < 0 ? 0 : end < 4 * COLUMNS ? end : 4 * COLUMNS;
   const uint32 count = inside / 8 * 2 + (inside % 8 < 2 ? inside % 8 : 2);
-  return count < 32 ? (1u << count) - 1 : ~0u;
+  return count < BITS ? (Word(1) << count) - 1 : ~Word(0);
 }
 
 template <int WIDTH>

@@ -16,7 +16,7 @@
 //                                             past the end of an array of 16-bit values are zeros
 //   store_pair(tile, row, column, low, high)  two elements from an even column on, rounded, one access
 //   value_of(factor, row, column)            of an array of left operands, the value in row 0 (upper) or 1 (lower)
-//   columns_before<COLUMNS>(end)              those columns of a lane's rows, up to 32, that lie before position `end`,
+//   columns_before<COLUMNS>(end)              those columns of a lane's rows, up to 64, that lie before position `end`,
 //                                             counted from its first, as bits
 //   multiply_add(upper, lower, i, l, r)       adds the product to upper[i .. i + 3] and lower[i .. i + 3]
 //

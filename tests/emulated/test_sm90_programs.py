@@ -144,6 +144,34 @@ def test_rows_find_their_places_in_sorted_tables(before: int) -> None:
     assert (out.double() - weights @ v.double()).abs().max() < 0.02
 
 
+@pytest.mark.cxx
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_maxima_may_be_exceeded(dtype: torch.dtype) -> None:
+    """By little, by so much that sums overflow, in a few rows of a warp, after rows without keys.
+
+    A row of equal scores near 1.5e8 weighs them all the same: their product with log2(e) is too coarse.
+    """
+    generator = torch.Generator().manual_seed(11)
+    q, k, v = (torch.randn(1, 1, n, 16, generator=generator).to(dtype) for n in (200, 900, 900))
+    tile = torch.arange(900) // 100
+    q[..., 0] = torch.tensor([1.0, -1.0, 0.0, 0.25]).repeat(50)
+    k[..., 0] = torch.tensor([1600.0, 160.0, 150.0, 130.0, 80.0, 64.0, 40.0, 40.0, 0.0])[tile].to(dtype)
+    q[..., 1], k[..., 1] = 0.0, 12352.0
+    q[..., 3, :], q[..., 3, 1] = 0.0, 49152.0
+    allowed = (torch.arange(200)[:, None] % 7 != 0) | (tile < 3)
+    with emulation(schedule="random", seed=4):
+        table = fg.capture(allowed[None, None], "b h q kv")
+        mask = table[fg.b, fg.h, fg.q, fg.kv]
+        out, lse = fg.attention(q, k, v, mask=mask, family="sm90", return_lse=True)
+        plain = fg.attention(q, k, v, family="sm90")
+    scores = q.double() @ k.double().mT / 4
+    for found, exact in ((out, scores.masked_fill(~allowed, -torch.inf)), (plain, scores)):
+        eager = exact.softmax(-1).to(dtype) @ v
+        compare(found, exact.softmax(-1) @ v.double(), eager).require("rising maxima")
+    error = lse / scores.masked_fill(~allowed, -torch.inf).logsumexp(-1) - 1
+    assert error.abs().max() < 1e-5
+
+
 def test_operands_that_are_not_in_memory_are_refused() -> None:
     with pytest.raises(PlanError, match="not in memory as it is multiplied"):
         computed_keys.options(family="sm90")(*tensors(computed_keys))
