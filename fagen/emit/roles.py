@@ -864,6 +864,7 @@ class _Builder(LoopBuilder):
                 split.at(Place(row=True, phase=1)),
                 split.at(exponent),
                 tuple(replace(texts[other], value=split.text(lower(other.value))) for other in others),
+                None,
             )
             return LaggingText(phase, state.symbol.name, f"{split.definition(power.args[0])}.is_usual()")
         return None

@@ -212,6 +212,16 @@ __device__ __forceinline__ void produce(const Params& p) {
   const int count = p.batch * p.kv_heads * p.group * ((p.q_len + BLOCK_Q - 1) / BLOCK_Q);
   Ring<ROW_STAGES> row_at;
   Ring<STAGES> column_at, sum_at;
+  Block owed_block = {};
+  // a tile whose sums are made with the products of the next one, and which is copied behind that
+  int owed = -1;
+  const auto load_sums = [&] {
+    {
+      const Barrier filled = sum_pipe.refill(sum_at, VTile::BYTES);
+      load_tile(buffer<VTile>(V_AT, sum_at.stage()), p.V_map, filled, owed, owed_block.hk, owed_block.b);
+    }
+    sum_at.next();
+  };
   for (int number = blockIdx.x; number < count; row_at.next()) {
     announce(p, row_at.count, number);
     const Block block = block_at(p, row_at.count, 0);
@@ -247,14 +257,13 @@ __device__ __forceinline__ void produce(const Params& p) {
       column_at.next();
       if (next < 0) number = gridDim.x + fetch_cyclic(p.counter, count);
       for (int group = 1; kv_start == begins_at && group < CONSUMERS; ++group) load_rows(group);
-      {
-        const Barrier filled = sum_pipe.refill(sum_at, VTile::BYTES);
-        load_tile(buffer<VTile>(V_AT, sum_at.stage()), p.V_map, filled, kv_start, block.hk, block.b);
-      }
-      sum_at.next();
+      if (owed >= 0) load_sums();
+      owed = kv_start;
+      owed_block = block;
       kv_start = next;
     }
   }
+  if (owed >= 0) load_sums();
   announced(row_at.count)[0] = -1;  // there is no more
   for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, 0);
 }
@@ -360,13 +369,14 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     free_columns();
     if (kind != 2) mask(p, rows, kv_start, lane, s);
     if constexpr (!begins.value) {
+      // once sums have landed weights take the place of those that they were made with
       wgmma_wait<0>(acc, rounded_weights);
       sum_pipe.pass(sum_at);
       if (!moves) moves = !update_lagging(rows, s, rounded_weights);
       if (moves) {
         update(rows, s, weights, acc_rescale);
-        UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights[c / 4] =
-            left_from<bf16>(weights[0], weights[1], c);
+        UNROLL for (int c = 0; c < COLUMNS; c += 4)
+            rounded_weights[c / 4] = left_from<bf16>(weights[0], weights[1], c);
         rescale();
       }
       return;
@@ -387,8 +397,8 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
         UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] = 0.0f;
       }
     }
-    UNROLL for (int c = 0; c < COLUMNS; c += 4) rounded_weights[c / 4] =
-        left_from<bf16>(weights[0], weights[1], c);
+    UNROLL for (int c = 0; c < COLUMNS; c += 4)
+        rounded_weights[c / 4] = left_from<bf16>(weights[0], weights[1], c);
     moves = false;
   };
 

@@ -241,11 +241,12 @@ namespace backward_1_roles_ {
     UNROLL for (int r = 0; r < ROWS; ++r) {
       const Row& row = rows[r];
       const int first = q_start + lane * 2;
-      const int begin = row.n0 - first;
-      const int end = row.inside ? p.q_len - first : -1;
+      // column c: bit c
+      const auto counts =
+          columns_before<COLUMNS>(row.inside
+          ? p.q_len - first : 0) & ~columns_before<COLUMNS>(row.n0 - first);
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
-        const int at = c / 2 * 8 + c % 2;
-        if (at < begin || at >= end) s0[r][c] = -INFINITY;
+        if (!(counts >> c & 1)) s0[r][c] = -INFINITY;
       }
     }
   }
@@ -479,12 +480,15 @@ namespace backward_1_roles_ {
     float s0[ROWS][COLUMNS];
     int q_start, kind;
     bool last;
-    const auto next_tile = [&] {
-      column_pipe.wait(column_at);
+    const auto read_visit = [&] {
       const Vec<int32, 4> visit = load_by_warp<4>(visits, 4 * (column_at.count % VISITS));
       q_start = visit[0];
       kind = visit[1] & 3;
       last = visit[1] >> 16;
+    };
+    const auto next_tile = [&] {
+      column_pipe.wait(column_at);
+      read_visit();
     };
     const auto start_work = [&] {
       rows_in.wait(row_at);
@@ -560,12 +564,15 @@ namespace backward_1_roles_ {
     float s1[ROWS][COLUMNS];
     int q_start, kind;
     bool last;
-    const auto next_tile = [&] {
-      column_pipe.wait(column_at);
+    const auto read_visit = [&] {
       const Vec<int32, 4> visit = load_by_warp<4>(visits, 4 * (column_at.count % VISITS));
       q_start = visit[0];
       kind = visit[1] & 3;
       last = visit[1] >> 16;
+    };
+    const auto next_tile = [&] {
+      column_pipe.wait(column_at);
+      read_visit();
     };
     const auto start_work = [&] {
       rows_in.wait(row_at);
