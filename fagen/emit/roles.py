@@ -844,8 +844,8 @@ class _Builder(LoopBuilder):
         (top,) = maxima
         if texts[top].slack is None or levels[top] or any(levels[state] != 1 for state in others):
             return None
-        summed = any(state.features and state.rescale is not None for state in others)
-        if any(term_of(state)[1] is not None for state in others) or not summed:
+        weights = {texts[state].weights for state in others if state.features and state.rescale is not None}
+        if any(term_of(state)[1] is not None for state in others) or len(weights) != 1:
             return None
         for state in others:
             power = None if state.features else self.power_of(state.value, top, leaves)
@@ -857,16 +857,30 @@ class _Builder(LoopBuilder):
             if any(ir.depends(rest, [top.symbol]) for rest in rests):
                 continue
             split = self.scope.split([(lower(other.value), exponent) for other in others])
-            if any(split.at(place) for place in (ROW, COLUMN, ELEMENT)):
+            factors = [(other, other.rescale) for other in others if other.rescale is not None]
+            plain = self.lowering(dict(leaves))
+            of_row = Place(row=True, phase=1)
+            look = self.scope.split(
+                [(plain(top.value), ELEMENT), *((plain(factor), of_row) for _, factor in factors)]
+            )
+            if any(each.at(place) for each in (split, look) for place in (ROW, COLUMN)):
                 return None
             self.lags = True
+            looked = Phase(look.at(of_row), look.at(ELEMENT), (), None)
             phase = Phase(
-                split.at(Place(row=True, phase=1)),
+                split.at(of_row),
                 split.at(exponent),
                 tuple(replace(texts[other], value=split.text(lower(other.value))) for other in others),
                 None,
             )
-            return LaggingText(phase, state.symbol.name, f"{split.definition(power.args[0])}.is_usual()")
+            made = replace(texts[top], value=look.text(plain(top.value)))
+            return LaggingText(
+                made,
+                looked,
+                {other.symbol.name: look.text(plain(factor)) for other, factor in factors},
+                phase,
+                state.symbol.name,
+            )
         return None
 
     def power_of(self, value: Node, top: State, leaves: Mapping[Node, Code]) -> Code | None:
@@ -881,7 +895,7 @@ class _Builder(LoopBuilder):
             if measured in (top.symbol, ir.finite(top.symbol)):
                 codes = self.scope.codes
                 of_row = (lower(factor), leaves[top.symbol])
-                row = codes.call("usual_exponential", of_row, "Exponential", 6, "power")
+                row = codes.call("exponential<LOOKS>", of_row, "Exponential", 0)
                 return codes.make("{}({})", (row, lower(x)), "float", ATOM, (ATOM, 0), 2)
         return None
 
@@ -895,6 +909,7 @@ class _Builder(LoopBuilder):
         for name, constant in _PLACES.items():
             if name in at:
                 addresses[constant] = at[name]
+        most = ", MOST = COLUMNS * 245.0f" if self.lags else ""  # exp(5.5) of each column
         shares = [f"{name} = {count}" for name, count, _ in self.shares.values()]
         return [
             (
@@ -939,8 +954,7 @@ class _Builder(LoopBuilder):
                 if self.divided
                 else []
             ),
-            *([("float", "SLACK = 5.5f", "a free maximum may be exceeded by so much")] if self.free else []),
-            *([("float", "MOST = COLUMNS * 245.0f", "exp(SLACK) from each column")] if self.lags else []),
+            *([("float", f"SLACK = 5.5f{most}", "a free maximum may be exceeded by so much")] if self.free else []),
             (
                 "uint32",
                 ", ".join(f"{name} = {address}" for name, address in addresses.items()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fagen.emit.code import BLOCK, COLUMN, ROW, Statement, Variable
@@ -125,16 +125,20 @@ class Phase:
 
 @dataclass(frozen=True)
 class LaggingText:
-    """How a tile is weighed from maxima that stay what they are, as long as none is exceeded by too much.
+    """How a tile is weighed from a maximum that stays what it is, as long as it is not exceeded by too much.
 
-    The sum of positive weights shows whether one is: it need not be looked at.
+    The sum of positive weights shows whether it is: only then it is looked at.
     """
 
+    top: StateText
+    looked: Phase
+    """How the maximum is made."""
+    factors: Mapping[str, str]
+    """By what each sum is multiplied then."""
     phase: Phase
+    """What is weighed."""
     shown_by: str
     """The state whose sum shows it."""
-    usual: str
-    """Whether the maximum of a row is a number that weights can be measured from."""
 
     @property
     def sums(self) -> list[StateText]:
@@ -142,9 +146,9 @@ class LaggingText:
         return [state for state in self.phase.states if not state.share]
 
     @property
-    def weights(self) -> list[StateText]:
-        """For each array of weights a state that fills it."""
-        return list({state.weights: state for state in self.phase.states if state.share}.values())
+    def weights(self) -> StateText:
+        """A sum that is weighted, as all are by the same weights."""
+        return next(state for state in self.phase.states if state.share)
 
 
 @dataclass(frozen=True)

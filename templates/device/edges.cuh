@@ -5,8 +5,9 @@
 //   Exponential power(c, top)
 //                         power(x) = exp(c x - c top) for c > 0 and x <= top, in one multiply-add and one power of two;
 //                         also where the product with log2(e) would be out of range or too coarse
-//   usual_exponential(c, top)
-//                         the same for a usual top, which power.is_usual() says; x may then lie above it
+//   exponential<ANY>(c, top)
+//                         the same for any top, where -inf is taken as 0, or else for a usual one, above which x
+//                         may then lie; NaN for another
 //   absolute(x)           of an int32 or int64
 //   clamp_index(i, size)  the position in a table of `size` elements nearest to i
 //   skipped()             stands in a tile of weights for a term that is no part of the sum: a NaN of its own,
@@ -38,15 +39,14 @@ struct Exponential {
   }
 
   __device__ __forceinline__ float operator()(float x) const { return exp2_approx(fmaf(x, factor, -shift)); }
-
-  // Whether that is the usual factor, and the top a number.
-  __device__ __forceinline__ bool is_usual() const { return fabsf(shift) < 0x1p27f; }
 };
 
-__device__ __forceinline__ Exponential usual_exponential(float c, float top) {
+template <bool ANY>
+__device__ __forceinline__ Exponential exponential(float c, float top) {
+  if constexpr (ANY) return Exponential(c, finite_or_zero(top));
   Exponential power;
   power.factor = c * 1.44269504f;
-  power.shift = top * power.factor;
+  power.shift = fabsf(top * power.factor) < 0x1p27f ? top * power.factor : NAN;
   return power;
 }
 

@@ -5,6 +5,8 @@
 //       rows are aligned; from `length` on rows become 0, columns from COLUMNS on too. The threads commit and wait.
 //   fill_operand<THREADS, COLUMNS>(tile, first, length, element)
 //       the same for element(first + i, j), a float, which is rounded; done at once
+//   make_left(factor, [&](int r, int c) { return weight; })
+//       a left operand from a thread's weights, rounded as they are made: in column c of row r of its two
 //   store_pair(pointer, pair)   two numbers, rounded, one access; the address is a multiple of their size
 //   store_eight(pointer, eight, there)
 //       eight numbers of each lane, of every four lanes those of a row: two of each eight columns. The lanes exchange
@@ -15,6 +17,20 @@
 #include <math.cuh>
 #include <mma.cuh>
 #include <quad.cuh>
+
+template <class T, int N, class Weight>
+__device__ __forceinline__ void make_left(Left<T> (&factor)[N], Weight weight) {
+#pragma unroll
+  for (int first = 0; first < 4 * N; first += 4) {
+    float weights[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) weights[r][c] = weight(r, first + c);
+    }
+    factor[first / 4] = left_from<T>(weights[0], weights[1], 0);
+  }
+}
 
 // A team of neighbouring threads copies a row, so that the addresses of a thread differ by constants.
 template <int THREADS, int COLUMNS, class T, int ROWS, int WIDTH>
