@@ -61,7 +61,8 @@ def length_classes(
     Of the last axis of the first output that is not in ``sizes``: ``few`` rows (a small tile wastes less),
     ``some`` (too few tiles of the usual size for all multiprocessors), and nothing for many, the usual case.
     Where blocks take one work after another, they are ``short`` while a work is: its tiles are then fewer
-    than its start and end are worth, the more so where a mask leaves half of them.
+    than its start and end are worth, the more so where a mask leaves half of them. So are works that end where
+    a search in a sorted table finds it: whatever its length, that is what such tables are for.
     """
     fixed = {axis for axis, _ in sizes}
     rows = [axis for axis in graph.outputs[0].node.axes if axis not in fixed]
@@ -71,7 +72,8 @@ def length_classes(
         return ((rows[-1], "few"),)
     if prod(lengths[axis] for axis in rows) < 2 * _ROWS_A_BLOCK * arch.multiprocessors:
         return ((rows[-1], "some"),)
-    if arch.copy == "tma" and lengths[rows[-1]] <= _REPRESENTATIVE["short"][0] * (2 if _masked(graph) else 1):
+    short = _REPRESENTATIVE["short"][0] * (2 if _masked(graph) else 1)
+    if arch.copy == "tma" and (lengths[rows[-1]] <= short or _sought(graph)):
         return ((rows[-1], "short"),)
     return ()
 
@@ -81,6 +83,13 @@ def _masked(graph: Graph) -> bool:
     nodes = ir.walk(output.node for output in graph.outputs)
     compared = (node for node in nodes if isinstance(node, ir.Map) and node.op in ("le", "lt", "eq"))
     return any(arg.kind == "int" and arg.axes for node in compared for arg in node.args)
+
+
+def _sought(graph: Graph) -> bool:
+    """Whether results depend on positions in a sorted table."""
+    nodes = ir.walk(output.node for output in graph.outputs)
+    loads = (node for node in nodes if isinstance(node, ir.Load))
+    return graph.direction == "forward" and any(load.table.sorted for load in loads)
 
 
 def representative_lengths(problem: Problem, axes: Iterable[Axis]) -> dict[Axis, int]:

@@ -473,6 +473,16 @@ def test_few_length_classes(arch: str, more: set[tuple[tuple[str, str], ...]]) -
     assert found == {(("q", "few"),), (("q", "some"),), ()} | more
 
 
+def test_works_that_end_with_a_document_are_short() -> None:
+    classes = {}
+    for rises in (False, True):
+        ids = fg.capture(torch.zeros(2, 9000, dtype=torch.int32), "b s", sorted=rises)
+        graph = attention(mask=ids[fg.b, q] == ids[fg.b, kv]).graph
+        shape = lengths(9000, b=2, hk=8)
+        classes[rises] = length_classes(graph, (("d", 64), ("dv", 64)), shape, arch_for("H200"))
+    assert classes == {False: (), True: (("q", "short"),)}
+
+
 def test_a_few_rows_get_a_small_tile() -> None:
     few = plan(problem(attention_graph(), arch="H200", lengths=(("q", "few"),))).kernels[0]
     many = plan(problem(attention_graph(), arch="H200")).kernels[0]
