@@ -954,7 +954,11 @@ class _Builder(LoopBuilder):
                 if self.divided
                 else []
             ),
-            *([("float", f"SLACK = 5.5f{most}", "a free maximum may be exceeded by so much")] if self.free else []),
+            *(
+                [("float", f"SLACK = 5.5f{most}", "a free maximum may be exceeded by so much")]
+                if self.free
+                else []
+            ),
             (
                 "uint32",
                 ", ".join(f"{name} = {address}" for name, address in addresses.items()),

@@ -47,8 +47,7 @@ constexpr int BLOCK_Q = 192, BLOCK_KV = 80;  // rows of a block, columns of a ti
 constexpr int ROW_STAGES = 2, STAGES = 3;  // buffers of each tile
 constexpr int WORKS = 8, WORDS = 4;  // works announced at once
 constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_KV / LANES, FEATURES = 32;  // of a consumer's thread
-constexpr float SLACK = 5.5f;  // a free maximum may be exceeded by so much
-constexpr float MOST = COLUMNS * 245.0f;  // exp(SLACK) from each column
+constexpr float SLACK = 5.5f, MOST = COLUMNS * 245.0f;  // a free maximum may be exceeded by so much
 // bytes of shared memory
 constexpr uint32 Q_AT = 0, K_AT = 98304, V_AT = 159744, WORKS_AT = 221184, VISITS_AT = 221312,
     ROW_PIPE_AT = 221344, COLUMN_PIPE_AT = 221440, SUM_PIPE_AT = 221488;
@@ -136,54 +135,29 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
 // m = max(m, max_kv s)
 // l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
 // acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
-__device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
-    float (&weights)[ROWS][COLUMNS], float (&acc_rescale)[ROWS]) {
-  UNROLL for (int r = 0; r < ROWS; ++r) {
+// Maxima are looked at, or else stay what they are unless sums show that these are exceeded by too much.
+template <bool LOOKS>
+__device__ __forceinline__ bool update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
+    float (&acc_rescale)[ROWS], Left<bf16> (&rounded_weights)[COLUMNS / 4]) {
+  if constexpr (LOOKS) UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      row.m = maximum(row.m, s[r][c]);
-    }
+    UNROLL for (int c = 0; c < COLUMNS; ++c) row.m = maximum(row.m, s[r][c]);
     row.m = lane_max<LANES>(row.m);
     if ((row.m - m_old) * SCALE <= SLACK) row.m = m_old;
-    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
-    const float x1 = power(m_old);
-    row.l *= row.m == m_old ? 1.0f : x1;
-    acc_rescale[r] = row.m == m_old ? 1.0f : x1;
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x0 = power(s[r][c]);
-      row.l += x0;
-      weights[r][c] = x0;
-    }
+    const float x3 = Exponential(SCALE, finite_or_zero(row.m))(m_old);
+    row.l *= row.m == m_old ? 1.0f : x3;
+    acc_rescale[r] = row.m == m_old ? 1.0f : x3;
   }
-}
-
-// The same measured from maxima as they are, unless the sums show that these are exceeded by too much.
-__device__ __forceinline__ bool update_lagging(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
-    Left<bf16> (&rounded_weights)[COLUMNS / 4]) {
-  float l_part[ROWS] = {};
-  UNROLL for (int first = 0; first < COLUMNS; first += 4) {
-    float weights[ROWS][4];
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      const Row& row = rows[r];
-      const Exponential power_0 = usual_exponential(SCALE, row.m);
-      UNROLL for (int c = first; c < first + 4; ++c) {
-        const float x2 = power_0(s[r][c]);
-        l_part[r] += x2;
-        weights[r][c - first] = x2;
-      }
-    }
-    rounded_weights[first / 4] = left_from<bf16>(weights[0], weights[1], 0);
-  }
-  bool fits = true;
-  UNROLL for (int r = 0; r < ROWS; ++r) {
+  float l[ROWS] = {};
+  make_left(rounded_weights, [&](int r, int c) {
     const Row& row = rows[r];
-    fits = fits && usual_exponential(SCALE, row.m).is_usual() && l_part[r] <= MOST;
-  }
-  if (__any_sync(FULL_WARP, !fits)) return false;
-  UNROLL for (int r = 0; r < ROWS; ++r) {
-    rows[r].l += l_part[r];
-  }
+    const float x2 = exponential<LOOKS>(SCALE, row.m)(s[r][c]);
+    l[r] += x2;
+    return x2;
+  });
+  if (!LOOKS && __any_sync(FULL_WARP, !(l[0] <= MOST && l[1] <= MOST))) return false;
+  UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l += l[r];
   return true;
 }
 
@@ -194,13 +168,11 @@ __device__ __forceinline__ void finish(const Block& block, Row (&rows)[ROWS], in
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
-    const float x3 = quotient(1.0f, row.l);
+    const float x4 = quotient(1.0f, row.l);
     if (row.inside && lane == 0) {
       block.stat[row.q] = from_float<fp32>(row.m * SCALE + logf(row.l));
     }
-    UNROLL for (int f = 0; f < FEATURES; ++f) {
-      acc[r][f] = acc[r][f] * x3;
-    }
+    UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] = acc[r][f] * x4;
   }
 }
 
@@ -213,22 +185,19 @@ __device__ __forceinline__ void produce(const Params& p) {
   Ring<ROW_STAGES> row_at;
   Ring<STAGES> column_at, sum_at;
   Block owed_block = {};
-  // a tile whose sums are made with the products of the next one, and which is copied behind that
-  int owed = -1;
+  int owed = -1;  // sums of a tile are made with the products of the next one, behind which it is copied
   const auto load_sums = [&] {
-    {
-      const Barrier filled = sum_pipe.refill(sum_at, VTile::BYTES);
-      load_tile(buffer<VTile>(V_AT, sum_at.stage()), p.V_map, filled, owed, owed_block.hk, owed_block.b);
-    }
+    load_tile(buffer<VTile>(V_AT, sum_at.stage()), p.V_map, sum_pipe.refill(sum_at, VTile::BYTES), owed,
+        owed_block.hk, owed_block.b);
     sum_at.next();
   };
   for (int number = blockIdx.x; number < count; row_at.next()) {
     announce(p, row_at.count, number);
     const Block block = block_at(p, row_at.count, 0);
     const auto load_rows = [&](int group) {
-      const Barrier filled = buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, QTile::BYTES);
-      load_tile(buffer<QTile>(Q_AT, row_at.stage() * CONSUMERS + group), p.Q_map, filled,
-          block.q_start + 64 * group, block.h, block.b);
+      load_tile(buffer<QTile>(Q_AT, row_at.stage() * CONSUMERS + group), p.Q_map,
+          buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, QTile::BYTES), block.q_start + 64 * group,
+          block.h, block.b);
     };
     load_rows(0);
     // Tiles that may have an element with  kv <= q + kv_len - q_len
@@ -284,17 +253,13 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   Left<bf16> rounded_weights[COLUMNS / 4];
   bool storing = false;  // results of the work before, which leave in the place of its rows
   int kv_start, kind;
-  bool last;
-  bool moves = false;  // a maximum of the warp's rows has changed: the next tile may well exceed it too
-  const auto read_visit = [&] {
+  bool last, moves = false;  // a maximum of the warp's rows has changed: the next tile may well exceed it too
+  const auto next_tile = [&] {
+    column_pipe.wait(column_at);
     const Vec<int32, 2> visit = load_by_warp<2>(visits, 2 * column_at.stage());
     kv_start = visit[0];
     kind = visit[1] >> 2 * group & 3;
     last = visit[1] >> 16;
-  };
-  const auto next_tile = [&] {
-    column_pipe.wait(column_at);
-    read_visit();
   };
   const auto free_rows = [&] {
     if (leader && storing) {
@@ -325,11 +290,10 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   };
   // Sums are measured from maxima that have changed.
   const auto rescale = [&] {
-    moves = __any_sync(FULL_WARP, acc_rescale[0] != 1.0f || acc_rescale[1] != 1.0f);
-    if (!moves) return;
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] *= acc_rescale[r];
-    }
+    if (!__any_sync(FULL_WARP, acc_rescale[0] != 1.0f || acc_rescale[1] != 1.0f)) return false;
+    UNROLL for (int r = 0; r < ROWS; ++r)
+        UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] *= acc_rescale[r];
+    return true;
   };
   const auto add_sums = [&] {
     sum_pipe.wait(sum_at);
@@ -341,9 +305,8 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     const Block done = block_at(p, row_at.count - 1, 64 * group);
     finish(done, done_rows, lane, acc);
     const OTile to(buffer<QTile>(Q_AT, row_at.before().stage() * CONSUMERS + group).address);
-    UNROLL for (int f = 0; f < FEATURES; f += 4) {
-      store_left(to, threadIdx.x % 128 / 32 * 16, 4 * f, left_from<bf16>(acc[0], acc[1], f));
-    }
+    UNROLL for (int f = 0; f < FEATURES; f += 4)
+        store_left(to, threadIdx.x % 128 / 32 * 16, 4 * f, left_from<bf16>(acc[0], acc[1], f));
     fence_async();
     group_sync(8 + group, 128);  // all of the tile is written
     if (leader && done.q_start < p.q_len) {
@@ -355,7 +318,6 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   // A tile's products run beside the sums of the tile before, which may be the last one of the work before.
   const auto step = [&](auto begins, auto alone) {
     float s[ROWS][COLUMNS];
-    float weights[ROWS][COLUMNS];
     take_turn();
     wgmma_fence();
     // s = sum_d Q K
@@ -364,24 +326,9 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
     wgmma_commit();
     if constexpr (!alone.value) add_sums();
     pass_turn();
-    if constexpr (!begins.value) read_visit();
     wgmma_wait<alone.value ? 0 : 1>(s);
     free_columns();
     if (kind != 2) mask(p, rows, kv_start, lane, s);
-    if constexpr (!begins.value) {
-      // once sums have landed weights take the place of those that they were made with
-      wgmma_wait<0>(acc, rounded_weights);
-      sum_pipe.pass(sum_at);
-      if (!moves) moves = !update_lagging(rows, s, rounded_weights);
-      if (moves) {
-        update(rows, s, weights, acc_rescale);
-        UNROLL for (int c = 0; c < COLUMNS; c += 4)
-            rounded_weights[c / 4] = left_from<bf16>(weights[0], weights[1], c);
-        rescale();
-      }
-      return;
-    }
-    update(rows, s, weights, acc_rescale);
     if constexpr (!alone.value) {
       wgmma_wait<0>(acc, rounded_weights);
       sum_pipe.pass(sum_at);
@@ -392,14 +339,11 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
         sum_pipe.pass(sum_at);
       }
       if constexpr (!alone.value) store_results();
-      UNROLL for (int r = 0; r < ROWS; ++r) {
-        acc_rescale[r] = 1.0f;
-        UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] = 0.0f;
-      }
+      UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int f = 0; f < FEATURES; ++f) acc[r][f] = 0.0f;
     }
-    UNROLL for (int c = 0; c < COLUMNS; c += 4)
-        rounded_weights[c / 4] = left_from<bf16>(weights[0], weights[1], c);
-    moves = false;
+    const bool looks = begins.value || moves || !update<false>(rows, s, acc_rescale, rounded_weights);
+    if (looks) update<true>(rows, s, acc_rescale, rounded_weights);
+    moves = looks && !begins.value && rescale();
   };
 
   if (group == CONSUMERS - 1) pass_turn();
@@ -408,7 +352,7 @@ __device__ __forceinline__ void consume(const Params& p, int group) {
   for (;;) {
 #pragma unroll 1
     while (!last) {
-      column_pipe.wait(column_at);
+      next_tile();
       step(Known<false>(), Known<false>());
     }
     free_rows();

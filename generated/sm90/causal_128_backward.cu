@@ -258,9 +258,7 @@ namespace backward_1_roles_ {
   // dV = acc1
   __device__ __forceinline__ void finish(float (&acc0)[ROWS][FEATURES_D]) {
     UNROLL for (int r = 0; r < ROWS; ++r) {
-      UNROLL for (int f = 0; f < FEATURES_D; ++f) {
-        acc0[r][f] = acc0[r][f] * SCALE;
-      }
+      UNROLL for (int f = 0; f < FEATURES_D; ++f) acc0[r][f] = acc0[r][f] * SCALE;
     }
   }
 
@@ -470,15 +468,12 @@ namespace backward_1_roles_ {
     float s0[ROWS][COLUMNS];
     int q_start, kind;
     bool last;
-    const auto read_visit = [&] {
+    const auto next_tile = [&] {
+      column_pipe.wait(column_at);
       const Vec<int32, 4> visit = load_by_warp<4>(visits, 4 * (column_at.count % VISITS));
       q_start = visit[0];
       kind = visit[1] >> 2 * group & 3;
       last = visit[1] >> 16;
-    };
-    const auto next_tile = [&] {
-      column_pipe.wait(column_at);
-      read_visit();
     };
     const auto start_work = [&] {
       rows_in.wait(row_at);
