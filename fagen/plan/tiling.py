@@ -61,8 +61,8 @@ def length_classes(
     Of the last axis of the first output that is not in ``sizes``: ``few`` rows (a small tile wastes less),
     ``some`` (too few tiles of the usual size for all multiprocessors), and nothing for many, the usual case.
     Where blocks take one work after another, they are ``short`` while a work is: its tiles are then fewer
-    than its start and end are worth, the more so where a mask leaves half of them. So are works that end where
-    a search in a sorted table finds it: whatever its length, that is what such tables are for.
+    than its start and end are worth, the more so where a mask leaves half of them. So are works that end
+    where a search in a sorted table finds it: whatever its length, that is what such tables are for.
     """
     fixed = {axis for axis, _ in sizes}
     rows = [axis for axis in graph.outputs[0].node.axes if axis not in fixed]
