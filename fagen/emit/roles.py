@@ -230,6 +230,14 @@ class ForwardRoles(ForwardLoop):
         return not others and not self.levels and bool(first.weighted) and bool(first.products)
 
     @property
+    def owes(self) -> bool:
+        """Whether a tile is copied for its sums behind the next one, with whose products they are made.
+
+        So does the last one behind the first of the next work, unless that waits for the place of its rows.
+        """
+        return self.chained and self.roles.own_stages > 1
+
+    @property
     def turns(self) -> bool:
         """Whether consumers issue their products in turn."""
         return self.chained and self.roles.consumers > 1 and self.widest <= 128

@@ -198,13 +198,6 @@ __device__ __forceinline__ void produce(const Params& p) {
   const int count = p.batch * p.kv_heads * p.group * ((p.q_len + BLOCK_Q - 1) / BLOCK_Q);
   Ring<ROW_STAGES> row_at;
   Ring<STAGES> column_at, sum_at;
-  Block owed_block = {};
-  int owed = -1;  // sums of a tile are made with the products of the next one, behind which it is copied
-  const auto load_sums = [&] {
-    load_tile(buffer<VTile>(V_AT, sum_at.stage()), p.V_map, sum_pipe.refill(sum_at, VTile::BYTES), owed,
-        owed_block.hk, owed_block.b);
-    sum_at.next();
-  };
   for (int number = blockIdx.x; number < count; row_at.next()) {
     announce(p, row_at.count, number);
     const Block block = block_at(p, row_at.count, 0);
@@ -240,13 +233,14 @@ __device__ __forceinline__ void produce(const Params& p) {
       column_at.next();
       if (next < 0) number = gridDim.x + fetch_cyclic(p.counter, count);
       for (int group = 1; kv_start == begins_at && group < CONSUMERS; ++group) load_rows(group);
-      if (owed >= 0) load_sums();
-      owed = kv_start;
-      owed_block = block;
+      {
+        const Barrier filled = sum_pipe.refill(sum_at, VTile::BYTES);
+        load_tile(buffer<VTile>(V_AT, sum_at.stage()), p.V_map, filled, kv_start, block.hk, block.b);
+      }
+      sum_at.next();
       kv_start = next;
     }
   }
-  if (owed >= 0) load_sums();
   announced(row_at.count)[0] = -1;  // there is no more
   for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, 0);
 }
