@@ -3,7 +3,8 @@
 //   expf exp2f logf log2f tanhf erff sqrtf rsqrtf sinf cosf fabsf floorf fminf fmaxf fmaf INFINITY as in CUDA
 //   exp2_approx(x) tanh_approx(x)   the hardware's own: to 2 ulp, subnormals as 0; to 2^-11 of the result
 //   sin_approx(x) cos_approx(x)     to 2^-16 where x is at most 10^6: further out floats are too far apart for it
-//   divide(x, y)                    x / y to 1 ulp, nearly always the nearest; to 2 ulp where x or y is subnormal
+//   divide(x, y)                    x / y to 1 ulp, nearly always the nearest; to 2 ulp where x or y is subnormal;
+//                                   -0 divided by a number may be 0
 //   maximum(x, y) minimum(x, y)     float (a NaN wins), int32, int64
 //   floor_div(x, y) floor_mod(x, y) Python's // and % for int32, int64 and float; integers by 0 give 0
 #pragma once
