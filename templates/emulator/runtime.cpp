@@ -55,7 +55,7 @@ void Scheduler::admit_blocks() {
     }
     block->warps.resize((block_threads_ + 31) / 32);
     if (request_.schedule == static_cast<int>(Schedule::random) && random_.below(2))
-      block->slow_warps = random_.next() & random_.next();
+      block->slow_warps = some_warps();
     for (unsigned i = 0; i < block_threads_; ++i) {
       Fiber& fiber = *idle_.back();
       idle_.pop_back();
@@ -80,6 +80,14 @@ void Scheduler::admit_blocks() {
     start_units(*block);
     live_.push_back(std::move(block));
   }
+}
+
+// A quarter of all warps, or half of all warpgroups.
+unsigned Scheduler::some_warps() {
+  if (random_.below(2)) return random_.next() & random_.next();
+  unsigned warps = 0;
+  for (unsigned group = 0; group < 8; ++group) warps |= random_.below(2) ? 0xfu << 4 * group : 0;
+  return warps;
 }
 
 void Scheduler::retire(Block& block) {
@@ -322,7 +330,8 @@ Fiber* Scheduler::pick() {
     if (!block.ready_warps) continue;
     if (warp_cursor_ >= block.warps.size() || !block.warps[warp_cursor_].ready ||
         request_.schedule != static_cast<int>(Schedule::random)) {
-      const unsigned quick = block.ready_warps & ~block.slow_warps;
+      const unsigned quick = block.ready_warps & ~block.slow_warps & ~block.held_warps;
+      if (!quick) block.held_warps = 0;
       warp_cursor_ = choose(quick && random_.below(64) ? quick : block.ready_warps);
     }
     Warp& warp = block.warps[warp_cursor_];

@@ -71,6 +71,7 @@ struct Block {
   std::vector<Warp> warps;
   unsigned ready_warps = 0;  // by warp
   unsigned slow_warps = 0;   // which mostly wait until no other warp is ready
+  unsigned held_warps = 0;   // which do so for once
   unsigned arrived = 0, gone = 0;
   int barrier_line = 0;
   Moments moments;
@@ -141,6 +142,8 @@ class Scheduler {
     constexpr Moment choices[] = {Moment::at_issue, Moment::at_wait, Moment::between, Moment::between};
     moments_ = choices[random_.below(4)];
     late_units_ = random_.below(2) ? random_.next() : 0;
+    hands_over_ = request_.schedule == static_cast<int>(Schedule::random) && random_.below(2);
+    if (hands_over_ && moments_ != Moment::at_issue) late_units_ = ~0u;
   }
 
   ~Scheduler() {
@@ -188,6 +191,7 @@ class Scheduler {
   unsigned block_threads_, capacity_;
   Moment moments_;
   unsigned late_units_;  // units whose operations land only where nothing else can go on
+  bool hands_over_;      // who ends a phase of a barrier stands back until those it lets go on can do no more
   bool progress_ = false, stopped_ = false;
   char* stacks_ = nullptr;
   size_t stacks_bytes_ = 0;
@@ -218,6 +222,7 @@ class Scheduler {
   void retire_units(Block& block);
   Barrier& barrier_at(Fiber& fiber, unsigned address, const char* what, int line);
   void end_phase(Block& block, unsigned address, Barrier& barrier);
+  void hand_over(Fiber& fiber, unsigned address);
   void fly(std::unique_ptr<Flight> flight);
   void land(size_t index);
   void land_any(bool forced);
@@ -230,6 +235,7 @@ class Scheduler {
   void report(const Fiber& fiber, int line, const std::string& text);
   void report_deadlock();
   unsigned choose(unsigned mask);
+  unsigned some_warps();
   std::string who_waits(const Block& block) const;
 };
 

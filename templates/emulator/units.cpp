@@ -81,8 +81,27 @@ void Scheduler::arrive(Fiber& fiber, unsigned address, unsigned bytes, int line)
   barrier.bytes += bytes;
   progress_ = true;
   release(&barrier.moment);
-  if (barrier.pending == 0 && barrier.bytes == 0) end_phase(*fiber.owner, address, barrier);
+  if (barrier.pending == 0 && barrier.bytes == 0) {
+    end_phase(*fiber.owner, address, barrier);
+    if (hands_over_) return hand_over(fiber, address);
+  }
   perhaps_yield(fiber);
+}
+
+// Those who have waited for a barrier go on, and the warpgroup that let them does not: what it still reads of a
+// buffer it has freed may be written over, what it has not written of one it has filled is read.
+void Scheduler::hand_over(Fiber& fiber, unsigned address) {
+  Block& block = *fiber.owner;
+  for (Fiber* other : block.fibers) {
+    if (other->state == State::polling && other->units.waits_for == static_cast<int>(address)) {
+      block.warps[other->number / 32].polling &= ~(1u << other->lane);
+      make_ready(*other);
+    }
+  }
+  block.held_warps |= 0xfu << fiber.number / 128 * 4;
+  warp_cursor_ = ~0u;
+  make_ready(fiber);
+  suspend(fiber, State::ready);
 }
 
 void Scheduler::complete_bytes(Block& block, unsigned address, unsigned bytes) {

@@ -1,7 +1,9 @@
 """Gradients by warps with roles on the emulator: right under every schedule, and the same bits but for what
 is added to memory."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 import fagen as fg
 from edges import require_right
 from fagen.calls.prepared import emulation
+from fagen.errors import EmulatorFinding
+from fagen.run import emulate
 from fagen.run.emulate import SCHEDULES
 
 pytestmark = pytest.mark.cxx
@@ -17,6 +21,7 @@ pytestmark = pytest.mark.cxx
 IDS = torch.tensor([[0] * 70 + [1] * 130])
 CASES: Mapping[str, dict[str, Any]] = {
     "causal": {"head_dim": 64, "lengths": (150, 260), "heads": (4, 2), "mask": fg.causal()},
+    "many tiles": {"head_dim": 64, "lengths": (400, 130), "heads": (1, 1)},
     "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
     "window, fp16": {
         "head_dim": 128,
@@ -50,7 +55,15 @@ CASES: Mapping[str, dict[str, Any]] = {
 }
 """Values of columns and of elements, products that are read twice, rows that pass over tiles, several walks
 for one head of keys; sums that are added to memory, also where each consumer makes another of the same rows,
-and the same in kernels apart."""
+and the same in kernels apart; buffers that are filled again and again."""
+FREED_EARLY = {
+    "columns": (r"wgmma_wait<0>\(acc0, rounded_weights0\);\n( +if \(read_at)", r"\1"),
+    "what is handed over": (
+        r"(wgmma_wait<0>\(part\);\n)( +if [^;]+hand_pipe\.free_by_warp\(hand_at\);\n)",
+        r"\2\1",
+    ),
+}
+"""Edits of the text of "many tiles", of which a product may still read a buffer that is filled again."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -104,3 +117,30 @@ def test_fifty_schedules_of_a_small_call_give_the_same_bits() -> None:
         first = first or found
         assert all(map(torch.equal, first, found)), seed
     require_right(tensors, first[1:], [incoming], mask=fg.causal())
+
+
+@pytest.mark.parametrize("buffer", FREED_EARLY)
+def test_a_buffer_that_is_freed_early_is_found_by_some_schedule(
+    buffer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch.manual_seed(7)
+    tensors = [torch.randn(1, 1, length, 64).bfloat16().requires_grad_() for length in (400, 130, 130)]
+    out = fg.attention(*tensors, family="sm90")
+    found = torch.autograd.grad(out, tensors, out, retain_graph=True)
+
+    def edited(name: str, text: str) -> str:
+        text, count = re.subn(*FREED_EARLY[buffer], text)
+        assert count == 1, name
+        return text
+
+    monkeypatch.setattr(emulate, "overridden", edited)
+    monkeypatch.setenv("FAGEN_OVERRIDE", str(tmp_path))  # another text than what this process knows
+    for seed in range(16):
+        try:
+            with emulation(schedule="random", seed=seed):
+                again = torch.autograd.grad(out, tensors, out, retain_graph=True)
+        except EmulatorFinding:
+            return
+        if not all(map(torch.equal, found[1:], again[1:])):
+            return
+    pytest.fail("16 seeds show nothing")
