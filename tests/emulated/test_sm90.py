@@ -130,8 +130,8 @@ TOLD = {
     "no fence before S": r"without wgmma_fence\(\)",
     "K not freed": "deadlock",
     "all lanes produce": r"arrives at the barrier at byte \d+, at which all 1 of this phase have arrived",
-    "two first turns": "arrives twice at barrier 2 before all 256 threads have come",
-    "V filled before it is free": r"a copy overwrites bytes \d+ to \d+, .* issued still uses",
+    "two first turns": "arrives twice at barrier 1 before all 256 threads have come",
+    "V filled before it is free": r"arrives at the barrier at byte \d+, at which all 1 of this phase",
     "Q not waited for": r"a product reads what the copy of line \d+ has not brought yet",
 }
 """What is said of some of them."""
