@@ -63,6 +63,16 @@ class BackwardLoop(ForwardLoop):
         """Its one walk."""
         return self.walks[0]
 
+    @property
+    def early(self) -> list[str]:
+        """Weights that no partial sum reads, where what they make comes first, behind a barrier of its own: the
+        values of the others are then made beside products. Where warps have the sums of the rows whose weights
+        they make, it gains less than the barrier takes."""
+        walk = self.walk_text
+        if not walk.parts or self.sum_groups == self.groups:
+            return []
+        return [weights for weights in walk.weights if weights not in walk.passed]
+
     def passes(self, weights: str) -> bool:
         """Whether an array of weights passes through shared memory."""
         return any(weights == name for name, _ in self.passed)
