@@ -65,9 +65,11 @@ class BackwardLoop(ForwardLoop):
 
     @property
     def early(self) -> list[str]:
-        """Weights that no partial sum reads, where what they make comes first, behind a barrier of its own: the
-        values of the others are then made beside products. Where warps have the sums of the rows whose weights
-        they make, it gains less than the barrier takes."""
+        """Weights that no partial sum reads, where their sums come first, behind a barrier of their own.
+
+        The other weights are then made beside products. Where warps sum the rows that they weigh, the barrier
+        takes more time than that gains.
+        """
         walk = self.walk_text
         if not walk.parts or self.sum_groups == self.groups:
             return []
