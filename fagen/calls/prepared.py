@@ -203,8 +203,7 @@ class Prepared:
                     works="call it on parts of the batch",
                 )
 
-    @staticmethod
-    def encoded(map_: TensorMap) -> bytes:
+    def encoded(self, map_: TensorMap) -> bytes:
         """A tensor map as who runs the launches reads it."""
         raise NotImplementedError
 
@@ -267,10 +266,9 @@ class OnGpu(Prepared):
         if has_maps(binary.recipe.fields):
             self._lead = bytes(self._gpu.parameter_offset(binary.key, binary.image, list(functions)))
 
-    @staticmethod
-    def encoded(map_: TensorMap) -> bytes:
+    def encoded(self, map_: TensorMap) -> bytes:
         """A tensor map as the GPU reads it."""
-        return map_.for_gpu()
+        return self._gpu.encoded(map_)
 
     def __call__(self, given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
         """The outputs, queued on the current stream."""
@@ -325,8 +323,7 @@ class OnEmulator(Prepared):
         super().__init__(values, recipe, sizes, _EMULATED_BLOCKS)
         self._kernel = kernel
 
-    @staticmethod
-    def encoded(map_: TensorMap) -> bytes:
+    def encoded(self, map_: TensorMap) -> bytes:
         """A tensor map as the emulator reads it."""
         return map_.for_emulator()
 

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from fagen.errors import LaunchError, ToolchainError
-from fagen.run.tensor_map import driver
+from fagen.run.tensor_map import TensorMap, driver
 
 Launch: TypeAlias = "tuple[Any, tuple[int, ...], tuple[int, ...], int]"
 """A loaded function, its grid, its block, bytes of dynamic shared memory."""
@@ -108,6 +108,11 @@ class Gpu:
             with self._lock, self._current(), _capture_relaxed():
                 found = self._offsets[key] = _parameter_offset(image, names)
         return found
+
+    def encoded(self, map_: TensorMap) -> bytes:
+        """A tensor map as this GPU reads it; the driver encodes none on a thread without a context."""
+        with self._current():
+            return map_.for_gpu()
 
     def launch(self, launches: Sequence[Launch], params: bytes, stream: int) -> None:
         """Put launches on torch's stream of the handle ``stream`` (0: its default), in order.

@@ -258,6 +258,17 @@ def test_b57_threads_without_a_context_load_and_launch(driver: Driver) -> None:
     assert len(driver.launches()) == 160
 
 
+def test_b57_a_tensor_map_is_encoded_in_the_context_of_its_gpu(driver: Driver) -> None:
+    """On autograd's thread, say, whose first work it is."""
+
+    class Map:
+        def for_gpu(self) -> bytes:
+            return bytes([driver.stack[-1].device])
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: (launch.gpu(1).encoded(Map()), len(driver.stack))).result() == (b"\1", 0)
+
+
 def test_what_is_kept_by_the_driver_is_never_destroyed() -> None:
     class Thing:
         pass
