@@ -942,7 +942,13 @@ class _Builder(LoopBuilder):
                 "of a consumer's thread",
             ),
             *(
-                [("int", f"COLUMN_WORDS = {_words(self.scope.fields(COLUMN))}", "that are known of it")]
+                [
+                    (
+                        "int",
+                        f"COLUMN_WORDS = {_words(self.scope.fields(COLUMN))}",
+                        "known of each column, of 32 bits",
+                    )
+                ]
                 if self.levels_made and _fit(self.scope)
                 else []
             ),

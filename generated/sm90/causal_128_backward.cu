@@ -119,7 +119,7 @@ namespace backward_1_roles_ {
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
   // of a consumer's thread
   constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_Q / LANES, FEATURES_D = 32, FEATURES_DV = 32;
-  constexpr int COLUMN_WORDS = 2;       // that are known of it
+  constexpr int COLUMN_WORDS = 2;       // known of each column, of 32 bits
   constexpr int VISITS = 4, PARTS = 2;  // tiles announced at once, buffers of parts of sums
   // bytes of shared memory
   constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 98304, WORKS_AT = 197632,

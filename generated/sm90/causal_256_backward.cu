@@ -118,7 +118,7 @@ namespace backward_1_roles_ {
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
   // of a consumer's thread
   constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_Q / LANES, FEATURES_D = 64, FEATURES_DV = 64;
-  constexpr int COLUMN_WORDS = 2;       // that are known of it
+  constexpr int COLUMN_WORDS = 2;       // known of each column, of 32 bits
   constexpr int VISITS = 4, PARTS = 2;  // tiles announced at once, buffers of parts of sums
   constexpr int HANDED = 1;             // buffers of what is handed over
   // bytes of shared memory
