@@ -20,7 +20,7 @@ class Magnitudes:
         self._maxima: dict[Symbol, tuple[Node, Node]] = {}
         self._products: dict[Node, Node] = {}
         self._guard: Node = TRUE
-        self._bounds = Bounds(self.nonpositive)
+        self._bounds = Bounds(self._at_most_0)
 
     def enter(self, walk: Walk) -> None:
         """Go on to ``walk``, with its products."""
@@ -30,12 +30,12 @@ class Magnitudes:
                 whole = ir.add(whole, ir.contract(term.own, term.walk, term.over))
             self._products[product.symbol] = whole
         self._guard = walk.guard
-        self._bounds = Bounds(self.nonpositive)
+        self._bounds = Bounds(self._at_most_0)
 
     def add_maximum(self, state: State, guard: Node) -> None:
         """A state that is the maximum of its value wherever ``guard`` holds."""
         self._maxima[state.symbol] = state.value, guard
-        self._bounds = Bounds(self.nonpositive)
+        self._bounds = Bounds(self._at_most_0)
 
     def largest(self, x: Node) -> float:
         """A bound on the size of ``x``, infinite where none is proven."""
@@ -50,8 +50,19 @@ class Magnitudes:
         return is_gradient or self.largest(weights) <= _FP16_MAX
 
     def nonpositive(self, exponent: Node) -> bool:
-        """Whether a running, finished or kept maximum is taken from a value it is the maximum of."""
+        """Whether a running or finished maximum is taken from a value it is the maximum of."""
         return any(positive(c) and self._at_most(a, b) for a, b, c in differences(exponent))
+
+    def _at_most_0(self, exponent: Node) -> bool:
+        """The same, also of maxima that were kept: those rounding may leave a little too low."""
+        kept = (
+            (ir.substitute(a, self._products), b.args[0] if isinstance(b, Map) and b.op == "finite" else b)
+            for a, b, c in differences(exponent)
+            if positive(c)
+        )
+        return self.nonpositive(exponent) or any(
+            isinstance(b, Input) and b.holds is not None and self._is_below(a, b.holds) for a, b in kept
+        )
 
     def _at_most(self, x: Node, top: Node) -> bool:
         """Whether ``x`` is at most ``top``, a maximum or the larger of one and something."""
@@ -59,8 +70,6 @@ class Magnitudes:
             top = top.args[0]
         if x is top:
             return True
-        if isinstance(top, Input):
-            return top.holds is not None and self._is_below(ir.substitute(x, self._products), top.holds)
         inner, inner_top, factor = common_factor(x, top)
         if factor is not ONE:
             return positive(factor) and self._at_most(inner, inner_top)

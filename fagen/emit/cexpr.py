@@ -133,7 +133,7 @@ class Lowering:
 
     ``leaves`` are positions along axes (`Index`), `HEAD` where the head is one value, and symbols.
     ``nonpositive`` says of the exponent of an exponential whether it is proven to be at most 0. ``rounded``
-    values are stored in 16 bits, whatever an exponent is. Where a position along an axis is a thread's
+    values are stored in bf16, whatever an exponent is. Where a position along an axis is a thread's
     `FIRST_COLUMN` and a number that is known when the kernel is compiled, ``step`` is that axis and number.
     """
 

@@ -88,6 +88,8 @@ class LoopBuilder:
         """Whether elements are masked before their tile is weighed, where that can be."""
         self.rounds = False
         """Whether all that is made of elements are weights, which are rounded to 16 bits."""
+        self.coarse = False
+        """Whether these are those of bf16."""
         self.bits = scope.kernel.tiling == "fragments"
         """Whether the columns of a thread that count are told as the bits of a number."""
         self.finds_rows = self.bits
@@ -182,7 +184,7 @@ class LoopBuilder:
             addresses={axis: inside},
             columns_per_call=served,
             step=step,
-            rounded=self.rounds,
+            rounded=self.coarse,
         )
 
     # -------------------------------------------------------------------------------------------------- tiles

@@ -670,6 +670,7 @@ class _Builder(LoopBuilder):
             scope.splitter.places.element = "[r][c]"
             (walk,) = self.stage.walks
             self.rounds = all(state.features for state in walk.states)
+            self.coarse = self.rounds and "bf16" in {tile.storage for tile in self.kernel.shared}
 
     # ------------------------------------------------------------------------------------------ in registers
 
