@@ -918,7 +918,10 @@ class _Builder(LoopBuilder):
         for name, constant in _PLACES.items():
             if name in at:
                 addresses[constant] = at[name]
-        most = ", MOST = COLUMNS * 245.0f" if self.lags else ""  # exp(5.5) of each column
+        slack = "float", "SLACK = 5.5f", "a free maximum may be exceeded by so much"
+        if self.lags:
+            most = "SLACK = 5.5f, MOST = COLUMNS * 245.0f"
+            slack = "float", most, "how far a maximum lags; exp of that in each column"
         shares = [f"{name} = {count}" for name, count, _ in self.shares.values()]
         return [
             (
@@ -969,11 +972,7 @@ class _Builder(LoopBuilder):
                 if self.divided
                 else []
             ),
-            *(
-                [("float", f"SLACK = 5.5f{most}", "a free maximum may be exceeded by so much")]
-                if self.free
-                else []
-            ),
+            *([slack] if self.free else []),
             (
                 "uint32",
                 ", ".join(f"{name} = {address}" for name, address in addresses.items()),

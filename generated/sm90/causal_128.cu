@@ -47,7 +47,7 @@ constexpr int BLOCK_Q = 192, BLOCK_KV = 80;  // rows of a block, columns of a ti
 constexpr int ROW_STAGES = 2, STAGES = 3;  // buffers of each tile
 constexpr int WORKS = 8, WORDS = 4;  // works announced at once
 constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_KV / LANES, FEATURES = 32;  // of a consumer's thread
-constexpr float SLACK = 5.5f, MOST = COLUMNS * 245.0f;  // a free maximum may be exceeded by so much
+constexpr float SLACK = 5.5f, MOST = COLUMNS * 245.0f;  // how far a maximum lags; exp of that in each column
 // bytes of shared memory
 constexpr uint32 Q_AT = 0, K_AT = 98304, V_AT = 159744, WORKS_AT = 221184, VISITS_AT = 221312,
     ROW_PIPE_AT = 221344, COLUMN_PIPE_AT = 221440, SUM_PIPE_AT = 221488;

@@ -46,7 +46,7 @@ constexpr int BLOCK_Q = 128, BLOCK_KV = 80;  // rows of a block, columns of a ti
 constexpr int ROW_STAGES = 1, STAGES = 2;  // buffers of each tile
 constexpr int WORKS = 8, WORDS = 4;  // works announced at once
 constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_KV / LANES, FEATURES = 64;  // of a consumer's thread
-constexpr float SLACK = 5.5f, MOST = COLUMNS * 245.0f;  // a free maximum may be exceeded by so much
+constexpr float SLACK = 5.5f, MOST = COLUMNS * 245.0f;  // how far a maximum lags; exp of that in each column
 // bytes of shared memory
 constexpr uint32 Q_AT = 0, K_AT = 65536, V_AT = 147456, WORKS_AT = 229376, VISITS_AT = 229504,
     ROW_PIPE_AT = 229520, COLUMN_PIPE_AT = 229552, SUM_PIPE_AT = 229584;

@@ -47,7 +47,7 @@ constexpr int BLOCK_Q = 192, BLOCK_KV = 128;  // rows of a block, columns of a t
 constexpr int ROW_STAGES = 2, STAGES = 4;  // buffers of each tile
 constexpr int WORKS = 8, WORDS = 4;  // works announced at once
 constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_KV / LANES, FEATURES = 16;  // of a consumer's thread
-constexpr float SLACK = 5.5f, MOST = COLUMNS * 245.0f;  // a free maximum may be exceeded by so much
+constexpr float SLACK = 5.5f, MOST = COLUMNS * 245.0f;  // how far a maximum lags; exp of that in each column
 // bytes of shared memory
 constexpr uint32 Q_AT = 0, K_AT = 49152, V_AT = 114688, WORKS_AT = 180224, VISITS_AT = 180352,
     ROW_PIPE_AT = 180384, COLUMN_PIPE_AT = 180480, SUM_PIPE_AT = 180544;
