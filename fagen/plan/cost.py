@@ -77,7 +77,7 @@ WARPGROUP_RESCALED = 0.1
 SCHEDULERS = 4
 """Of a multiprocessor; each hides what a warp waits for if it has another."""
 ADDED_SLOTS = 2
-"""Instructions to add an element of a partial sum to memory: its share of an exchange and of an addition."""
+"""Instructions that take as long as it takes to add an element of a partial sum to memory."""
 ADDED_TIMES = 2
 """A byte that is added to in the L2 cache is read there and written; bulk reductions take no longer than to
 write it."""
