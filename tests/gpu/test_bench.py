@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,25 @@ def test_a_tuned_plan_is_what_a_later_call_takes(cold_cache: Path):
     taken = Compiled(tuning.problem, tuning.winner).binary(capability)
     assert later.binary(capability, gpu).key == taken.key
     assert Inputs(tuning.cells[0], where).q.shape == (2, 4, 300, 64)
+
+
+def test_the_command_tunes_and_says_what_it_keeps(tmp_path: Path, cold_cache: Path):
+    pytest.importorskip("typer", reason="needs typer: it reads the command line")
+    from command_line import fagen
+
+    path, gpu = tmp_path / "x.json", torch.cuda.get_device_name()
+    done = fagen(
+        "bench", "--tune", "--head-dim", 64, "--variant", "causal", "--length", 2048, "--batch", 1,
+        "--q-heads", 4, "--family", "sm80", "--rounds", 2, "--json", path,
+    )  # fmt: skip
+    assert done.code == 0, done
+    assert re.match(rf"fastest of \d+ plans each on {re.escape(gpu)}, kept for later calls", done.out)
+    (found,) = json.loads(path.read_text())
+    assert sum(each["seconds"] is not None for each in found["plans"]) > 1
+    assert f"  {found['kernel']} on {gpu}: " in fagen("cache").out
+    options = ["--mask", "causal", "--head-dim", 64, "--dtype", "bf16", "--family", "sm80"]
+    options += ["--arch", arch_of(device()), "--batch", 1, "--q-heads", 4, "--q-len", 2048]
+    assert f"Tuned on {gpu}: " in fagen("explain", *options).out
 
 
 def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch):

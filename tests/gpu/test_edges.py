@@ -5,7 +5,7 @@ import torch
 
 import fagen as fg
 from edges import *  # noqa: F403
-from edges import need, tensors
+from edges import need, require, tensors, traced_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 
@@ -30,6 +30,43 @@ def test_two_hundred_calls_of_each_family_give_the_same_bits(family: str, q_len:
     for _ in range(repeats):
         found = fg.attention(*given, **parts)
         assert all(torch.equal(x, y) for x, y in zip(found, first, strict=True))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+def test_a_thousand_calls_of_a_large_batch_give_the_same_bits(family: str, head_dim: int) -> None:
+    need("cuda", family)
+    torch.manual_seed(0)
+    heads = 1024 // head_dim
+    given = [torch.randn(60, heads, 512, head_dim, device="cuda").bfloat16() for _ in range(3)]
+    first, lse = fg.attention(*given, mask=fg.causal(), family=family, return_lse=True)
+    differ = torch.zeros((), device="cuda", dtype=torch.int64)
+    for _ in range(1000):
+        found, again = fg.attention(*given, mask=fg.causal(), family=family, return_lse=True)
+        differ += (found.view(torch.int16) != first.view(torch.int16)).sum() + (again != lse).sum()
+    assert int(differ) == 0
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+def test_lengths_around_every_edge_of_a_tile(family: str, head_dim: int) -> None:
+    """Of both kinds of tiles, as the planner has them for many queries."""
+    need("cuda", family)
+    arch = f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"
+    asked = {"head_dim": head_dim, "dtype": "bf16", "arch": arch, "family": family}
+    (kernel,) = fg.compile(mask=fg.causal(), **asked).plan.kernels
+    traced = traced_attention(mask=fg.causal(), return_lse=True)
+    rows, columns = (
+        [block * times + more for times in (1, 2, 3) for more in (-1, 0, 1)]
+        for block in (kernel.block_own, kernel.block_walk)
+    )
+    lengths = [(q_len, kv_len) for q_len in rows for kv_len in columns]
+    lengths += [(rows[0], n) for n in range(15, columns[2] + 2, 16)]  # parts of a tile
+    for q_len, kv_len in lengths:
+        given = tensors("cuda", torch.bfloat16, heads=(2, 1), q_len=q_len, kv_len=kv_len, head_dim=head_dim)
+        print(f"{q_len} queries, {kv_len} keys")
+        found = fg.attention(*given, mask=fg.causal(), return_lse=True, family=family)
+        require(found, traced, given)
 
 
 def test_a_long_run_needs_little_more_memory_than_its_tensors() -> None:
