@@ -127,7 +127,7 @@ namespace backward_1_roles_ {
       VALUES_AT = 229376, VALUE_PIPE_AT = 230672, HANDED_AT = 196608, PARTS_AT = 204800, PLACES_AT = 230560,
       HAND_PIPE_AT = 230720, PART_PIPE_AT = 230736, WEIGHTS_AT = 221184, WEIGHT_PIPE_AT = 230704;
 
-  // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
+  // Tiles in shared memory; all consumers read the same rows.
   using KTile = Panels<bf16, 64, HEAD_DIM>;
   using VTile = Panels<bf16, 64, V_HEAD_DIM>;
   using dOTile = Panels<bf16, BLOCK_Q, V_HEAD_DIM>;
