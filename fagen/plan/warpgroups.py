@@ -181,8 +181,7 @@ def shapes(parts: Sequence[int] = (), levels: int = 1, divided: bool = False) ->
         for consumers, stages, columns in pairs(ADDING_REGISTERS, (2, 3), (PART, 2 * PART)):
             yield Roles(consumers, stages, 1, 1, stages, part), columns
         if divided and levels in ADDING_REGISTERS:
-            for stages in (2, 3):
-                yield Roles(levels, stages, 1, 1, handed=1, part=PART // 2, divided=True), PART
+            yield Roles(levels, 2, 1, 1, handed=1, part=PART // 2, divided=True), PART
         return
     for consumers, stages, own_stages in pairs((2, 3, 4, 1), (2, 3, 4), (2, 1)):
         for columns in (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192):
