@@ -357,22 +357,6 @@ class ForwardRoles(ForwardLoop):
             tests.append(f"{start} + {self.walk} <= {name}_begin")
         return " || ".join(tests)
 
-    def rescale_of(self, walk: WalkText, state: StateText) -> str:
-        """The array that holds what a weighted sum is multiplied by."""
-        return f"{next(other for other in walk.weighted if other.rescale == state.rescale).name}_rescale"
-
-    def rescale_fields(self, walk: WalkText) -> list[str]:
-        """All such arrays of a walk."""
-        return list(dict.fromkeys(self.rescale_of(walk, state) for state in self.rescaled(walk)))
-
-    def rescale_test(self, walk: WalkText) -> str:
-        """Whether one of them says anything."""
-        return " || ".join(f"{name}[{r}] != 1.0f" for name in self.rescale_fields(walk) for r in (0, 1))
-
-    def rescaled(self, walk: WalkText) -> list[StateText]:
-        """Weighted sums that are multiplied when a maximum changes."""
-        return [state for state in walk.weighted if state.rescale]
-
     def landed(self, walk: WalkText) -> str:
         """What may be touched when the sums of a tile have been made."""
         return ", ".join([*(s.name for s in walk.weighted), *(f"rounded_{name}" for name in walk.weights)])

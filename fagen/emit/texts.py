@@ -594,6 +594,41 @@ class ForwardLoop:
         lagging = [state.name for phase in walk.phases for state in phase.states if state.slack is not None]
         return " && ".join(f"row.{name} == {name}_old" for name in lagging)
 
+    def rescaled(self, walk: WalkText) -> list[StateText]:
+        """Weighted sums that are multiplied when a maximum changes."""
+        return [state for state in walk.weighted if state.rescale]
+
+    def rescale_of(self, walk: WalkText, state: StateText) -> str:
+        """The array that holds what a weighted sum is multiplied by."""
+        return f"{next(other for other in walk.weighted if other.rescale == state.rescale).name}_rescale"
+
+    def rescale_fields(self, walk: WalkText) -> list[str]:
+        """All such arrays of a walk."""
+        return list(dict.fromkeys(self.rescale_of(walk, state) for state in self.rescaled(walk)))
+
+    def rescale_test(self, walk: WalkText, rows: Sequence[str] = ("0", "1")) -> str:
+        """Whether one of them says anything."""
+        return " || ".join(f"{name}[{r}] != 1.0f" for name in self.rescale_fields(walk) for r in rows)
+
+    def rescales_at(self, walk: WalkText) -> int | None:
+        """The phase before whose elements weighted sums are multiplied; None where there is no such, or where
+        elements are kept for it from the phase before."""
+        phases = [n for n, phase in enumerate(walk.phases) if set(phase.states) & set(self.rescaled(walk))]
+        return phases[0] if len(phases) == 1 and walk.masked and not walk.arrays else None
+
+    def known_after(self, walk: WalkText, cut: int) -> list[Statement]:
+        """Values of a row that the elements of phase ``cut`` or of a later one read, and earlier ones too."""
+        later = walk.phases[cut + 1 :]
+        texts = [self.text_of(phase, walk, first=False) for phase in walk.phases[cut:]]
+        texts += [s.text for phase in later for s in phase.row]
+        texts += [state.rescale or "" for phase in later for state in phase.states]
+        known: list[Statement] = []
+        for statement in reversed([s for phase in walk.phases[: cut + 1] for s in phase.row]):
+            if statement.kind == "local" and self.says(statement.target, "\n".join(texts)):
+                known.insert(0, statement)
+                texts.append(statement.text)
+        return known
+
     def loop_first(self, walk: WalkText) -> str:
         """The first position of the first tile."""
         ranges, block, axis = walk.loop.ranges, self.walk, self.walk_axis

@@ -79,15 +79,15 @@ struct TileLayout {
     return row * PITCH + ((column / 8 & 7) ^ (row & 7)) * 8 + (column & ~63) + column % 8;
   }
 
-  // Where a lane's chunk of the block from (row, column), multiples of 16, lies: the sum of two numbers of
-  // bytes. The first takes at most four values in a lane, however many blocks there are; the second no lane
-  // changes.
-  __device__ __forceinline__ static uint32 lane_bytes(LaneChunk lane, int column) {
-    const int chunk = SWIZZLED ? ((column / 8 & 7) | lane.chunk) ^ (lane.row & 7) : lane.chunk;
-    return lane.row * (2 * PITCH) + chunk * 16;
+  // Where a lane's chunk of the block from (0, 0) lies, in bytes ...
+  __device__ __forceinline__ static uint32 lane_bytes(LaneChunk lane) {
+    return lane.row * (2 * PITCH) + (SWIZZLED ? lane.chunk ^ (lane.row & 7) : lane.chunk) * 16;
   }
 
-  __device__ __forceinline__ static uint32 block_bytes(int row, int column) {
-    return row * (2 * PITCH) + (SWIZZLED ? column & ~63 : column) * 2;
+  // ... and from that that of the block from (row, column), multiples of 16: with at most four numbers of its own a
+  // lane reaches all blocks, the rest is the same for all lanes. It may be counted from any multiple of 128.
+  __device__ __forceinline__ static uint32 block_bytes(uint32 lane_bytes, int row, int column) {
+    if (!SWIZZLED) return lane_bytes + row * (2 * PITCH) + column * 2;
+    return (lane_bytes ^ (column / 8 & 7) * 16) + row * (2 * PITCH) + (column & ~63) * 2;
   }
 };

@@ -3,7 +3,7 @@
 //
 //   OperandTile<T, ROWS, WIDTH> tile(address)
 //       ROWS x WIDTH elements of fp16 or bf16 from byte `address` of the block's shared memory, BYTES of it;
-//       WIDTH and the address are multiples of 16
+//       WIDTH is a multiple of 16, the address of 128
 //   tile(row, column)
 //       an element, to read or to assign: tile.elements[tile.at(row, column)]; the eight from a column that
 //       is a multiple of 8 lie together
@@ -75,12 +75,11 @@ __device__ __forceinline__ uint32 pack<bf16>(float low, float high) {
   return result;
 }
 
-// The lane's part is added first: it is a register that many loads share, the rest a constant of the
-// instruction.
+// The lane's part comes first: it is a register that many loads share, the rest a constant of the instruction.
 template <class T, int ROWS, int WIDTH>
 __device__ __forceinline__ uint32 chunk_address(const OperandTile<T, ROWS, WIDTH>& tile, int row, int column,
                                                 LaneChunk lane) {
-  return window_address(tile.elements, 0) + tile.lane_bytes(lane, column) + tile.block_bytes(row, column);
+  return tile.block_bytes(opaque(window_address(tile.elements, 0) + tile.lane_bytes(lane)), row, column);
 }
 
 template <class T, int ROWS, int WIDTH>

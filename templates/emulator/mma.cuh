@@ -80,7 +80,7 @@ inline void fagen_load_matrices(uint32 (&word)[4], const char* what, const Opera
     fagen_finding(line, "%s of the block at row %d, column %d of a tile of %d x %d", what, row, column, ROWS,
                   WIDTH);
   }
-  const uint32 bytes = tile.lane_bytes(lane, column) + tile.block_bytes(row, column);
+  const uint32 bytes = tile.block_bytes(tile.lane_bytes(lane), row, column);
   FagenMatrixLoad part;
   __builtin_memcpy(part.row, tile.elements.access(bytes / 2, 8, line), 16);
   fagen_warp_meet(what, FULL_WARP, line, &part, fagen_resolve_matrix_load<TRANSPOSED>, false);
