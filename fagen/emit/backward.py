@@ -23,6 +23,8 @@ from fagen.plan.space import part_shape
 
 _WORD = ("float", "int32")
 """Types of four bytes."""
+USUAL_COLUMNS = 64
+"""Of a tile; the step of a larger one is so long that two of them take more time than a test in one."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class BackwardLoop(ForwardLoop):
             ir.depends(each.end, own) and not ir.depends(each.begin, own) for each in ranges.ranges
         )
         return not grows
+
+    @property
+    def once_a_warp(self) -> bool:
+        return False
 
     def full(self, walk: WalkText) -> str:
         """Whether every element of a tile counts; of a sum over rows, one past the end is no part."""
@@ -113,6 +119,9 @@ class _Builder(LoopBuilder):
             sum_groups=sum_groups,
             staged=at,
         )
+
+    def one_loop(self, begins: bool) -> bool:
+        return begins or self.kernel.block_walk > USUAL_COLUMNS
 
     def sum_shape(self, width: int) -> tuple[int, int]:
         """(rows, features) of weighted sums that a warp has, where weights pass through memory."""

@@ -57,12 +57,11 @@ from fagen.plan.layout import nearest
 from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, SharedTile, Storage
 from fagen.plan.space import ON_TENSOR_CORES, VECTOR
 
+MANY_REGISTERS = 176
+"""Of a thread, for scores and weighted sums: with so many, a step is better made in two parts, of which each has fewer
+values beside them."""
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
-MANY_REGISTERS = 192
-"""Three quarters of what a thread may have."""
-USUAL_COLUMNS = 64
-"""Of a tile; the step of a larger one is so long that two of them take more time than a test in one."""
 MANY_FEATURES = 32
 """Of a thread: from so many on, exchanging them takes less time than storing them by pairs."""
 AFTER = 1
@@ -120,7 +119,6 @@ class LoopBuilder:
         walks = []
         for number, walk in enumerate(self.stage.walks):
             walks.append(self.walk(number, walk))
-        many = max(map(self.thread_registers, self.stage.walks)) >= MANY_REGISTERS
         finish, row_outputs, feature_outputs = self.outputs()
         own = tuple(tile for (side, _, _), tile in self.tiles.items() if side == "own")
         return ForwardLoop(
@@ -132,15 +130,8 @@ class LoopBuilder:
             feature_outputs,
             finish,
             self.constants(),
-            len(walks) > 1 or (many and not (walks[0].one_loop and walks[0].bounds[0])),
+            len(walks) > 1,
         )
-
-    def thread_registers(self, walk: Walk) -> int:
-        """A thread's registers for scores and weighted sums."""
-        kernel = self.kernel
-        shares = sum(self.shares[axis][1] for state in walk.states for axis in state.features)
-        scores = kernel.block_walk // kernel.columns * len(walk.products)
-        return kernel.block_own // kernel.rows * (scores + shares)
 
     # ------------------------------------------------------------------------------------------------- leaves
 
@@ -395,7 +386,9 @@ class LoopBuilder:
         )
         held = f"weights{number}" if several else "weights"
         row = [statement for split in every for statement in split.at(ROW)]
-        row += guard_split.at(ROW) if guard_split else ()
+        places = [self.place(each, loop, lower, guard_split) for each in sought] if guard_split else []
+        of_mask = self.known_late(guard_split, places) if guard_split and apart else []
+        row += [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else ()
         stores, more = self.stores(walk, leaves)
         row += more
         views = tuple(
@@ -422,11 +415,13 @@ class LoopBuilder:
             views=views,
             weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
             overwrites=number > 0 and self.overwrites(number),
+            of_mask=of_mask,
             together=self.bits
             and apart
-            and (bool(begins) or self.kernel.block_walk > USUAL_COLUMNS)
+            and self.one_loop(bool(begins))
             and not self.reads_columns(guard_split),
-            places=[self.place(each, loop, lower, guard_split) for each in sought] if guard_split else (),
+            in_parts=self.in_parts(walk),
+            places=places,
             loop=loop,
         )
         for state in walk.states:
@@ -544,6 +539,27 @@ class LoopBuilder:
             else:
                 (begins if bound[0] else ends).append(code)
         return begins, [codes.cast(end, "int32") for end in ends], rest, sought
+
+    def in_parts(self, walk: Walk) -> bool:
+        """Whether registers are short, for weighted sums above all."""
+        kernel = self.kernel
+        features = sum(self.shares[s.features[0]][1] for s in walk.states if s.features)
+        scores = kernel.block_walk // kernel.columns * len(walk.products)
+        rows = kernel.block_own // kernel.rows
+        return features > scores and rows * (features + scores) >= MANY_REGISTERS
+
+    def one_loop(self, begins: bool) -> bool:
+        """Whether full and partial tiles have one loop, which asks what a tile is; ``begins``: rows need not
+        begin at the first column."""
+        return True
+
+    def known_late(self, split: Split, places: Sequence[Statement]) -> list[Statement]:
+        """Values of a row that its mask alone reads, and computes from positions whenever a tile needs it."""
+        if not self.bits or self.row_axis is None or self.stage.outer:
+            return []
+        late = [s for s in split.at(ROW) if s.kind == "field" and "[" not in s.text]
+        others = "\n".join(s.text for s in (*split.at(ROW), *places) if s not in late)
+        return [] if any(s.target in others for s in late) else late
 
     @staticmethod
     def reads_columns(split: Split | None) -> bool:

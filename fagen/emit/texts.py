@@ -239,10 +239,14 @@ class WalkText:
     """Between which columns of a row those lie that count; "" where nothing says it."""
     beyond: str
     """What the guard says of an element beyond that."""
+    of_mask: Sequence[Statement]
+    """Row values that its mask alone reads, computed there."""
     places: Sequence[Statement]
     """Numbers of a row that are searched for once the loop is known."""
     together: bool
-    """Whether partial tiles have no loop of their own: a step is long, or rows begin as well as end."""
+    """Whether partial tiles have no loop of their own."""
+    in_parts: bool
+    """Whether what is summed is rescaled in a part of its own, before a tile is weighed."""
     row: Sequence[Statement]
     """Row values that this pass needs, computed before it."""
     lagging: LaggingText | None
@@ -461,6 +465,11 @@ class ForwardLoop:
         return self.row_axis is not None or self.one_row
 
     @property
+    def once_a_warp(self) -> bool:
+        """Whether where a block works is kept once for all threads of a warp."""
+        return self.scope.kernel.tiling == "fragments"
+
+    @property
     def walk(self) -> str:
         """Columns of a tile."""
         return block_name(self.walk_axis)
@@ -561,6 +570,7 @@ class ForwardLoop:
             "Row (&rows)[ROWS]",
             "const Column (&columns)[COLUMNS]",
             f"int {walk.loop.start}",
+            "int row0",
             "int lane",
             *(f"float (&{product.name})[ROWS][COLUMNS]" for product in walk.products),
             *(f"float (&{weights})[ROWS][COLUMNS]" for weights in walk.weights),
@@ -611,10 +621,15 @@ class ForwardLoop:
         return " || ".join(f"{name}[{r}] != 1.0f" for name in self.rescale_fields(walk) for r in rows)
 
     def rescales_at(self, walk: WalkText) -> int | None:
-        """The phase before whose elements weighted sums are multiplied; None where there is no such, or where
+        """The phase before whose elements sums are multiplied together; None where they are not, or where
         elements are kept for it from the phase before."""
         phases = [n for n, phase in enumerate(walk.phases) if set(phase.states) & set(self.rescaled(walk))]
-        return phases[0] if len(phases) == 1 and walk.masked and not walk.arrays else None
+        simple = len(phases) == 1 and walk.masked and not walk.arrays
+        if not simple or not walk.in_parts:
+            return None
+        of_sums = {state.rescale for state in self.rescaled(walk)}
+        states = walk.phases[phases[0]].states
+        return phases[0] if {state.rescale for state in states if state.rescale} <= of_sums else None
 
     def known_after(self, walk: WalkText, cut: int) -> list[Statement]:
         """Values of a row that the elements of phase ``cut`` or of a later one read, and earlier ones too."""

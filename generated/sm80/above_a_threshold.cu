@@ -68,13 +68,13 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), heads);
   int set = heads * tiles * p.group - 1 - again(blockIdx.x);  // a set that is not full comes first
   int rest = take(set, together * tiles * p.group);
-  block.g = take(rest, p.group);
+  block.g = uniform(take(rest, p.group));
   const int first_head = set * together;
   int head = first_head + take(rest, minimum(together, heads - first_head));
-  block.hk = take(head, p.kv_heads);
-  block.b = head;
+  block.hk = uniform(take(head, p.kv_heads));
+  block.b = uniform(head);
   block.h = block.hk * p.group + block.g;
-  block.q_start = rest * BLOCK_Q;
+  block.q_start = uniform(rest) * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
@@ -196,11 +196,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     const OperandTile<fp16, BLOCK_KV, HEAD_DIM> K(K_AT);
     // Tiles that may have an element with  kv <= q
     const int kv_end = minimum(block.q_last + 1, p.kv_len);
-    const auto is_full = [&](int kv_start) {
-      const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-      return kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len;
-    };
-    const auto visit = [&](int kv_start, auto masked) {
+    int kv_start = 0;
+    if (kv_start < kv_end) {
+      copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
+    }
+    copy_async_commit();
+    while (kv_start < kv_end) {
       const int next = kv_start + BLOCK_KV;
       copy_async_wait<0>();
       __syncthreads();              // K is there
@@ -211,18 +212,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
         copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
       }
       copy_async_commit();
-      if (masked.value) mask0(p, rows, kv_start, lane, s);
+      const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
+      if (!(kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len)) mask0(p, rows, kv_start, lane, s);
       update0(rows, s);
-      return next;
-    };
-    int kv_start = 0;
-    if (kv_start < kv_end) {
-      copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
-    }
-    copy_async_commit();
-    while (kv_start < kv_end) {
-      while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
-      while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
+      kv_start = next;
     }
     UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
   }

@@ -69,13 +69,13 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), heads);
   int set = heads * tiles * p.group - 1 - again(blockIdx.x);  // a set that is not full comes first
   int rest = take(set, together * tiles * p.group);
-  block.g = take(rest, p.group);
+  block.g = uniform(take(rest, p.group));
   const int first_head = set * together;
   int head = first_head + take(rest, minimum(together, heads - first_head));
-  block.hk = take(head, p.kv_heads);
-  block.b = head;
+  block.hk = uniform(take(head, p.kv_heads));
+  block.b = uniform(head);
   block.h = block.hk * p.group + block.g;
-  block.q_start = rest * BLOCK_Q;
+  block.q_start = uniform(rest) * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
@@ -100,10 +100,16 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // kv <= q + kv_len - q_len
-__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    float (&s)[ROWS][COLUMNS]) {
+// What that asks of a row is computed here: nothing of it is kept in registers meanwhile.
+__device__ __forceinline__ void mask(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
+    int row0, int lane, float (&s)[ROWS][COLUMNS]) {
+  row0 = again(row0);
   UNROLL for (int r = 0; r < ROWS; ++r) {
-    const Row& row = rows[r];
+    Row& row = rows[r];
+    const int q = block.q_start + row0 + 8 * r;
+    row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
+    row.q = minimum(q, p.q_len - 1);
+    row.n0 = row.q + p.kv_len - p.q_len + 1;
     const int first = kv_start + lane * 2;
     const auto counts = columns_before<COLUMNS>(minimum(p.kv_len, row.n0) - first);  // column c: bit c
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
@@ -117,6 +123,8 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_
 // acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
 __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
     float (&weights)[ROWS][COLUMNS]) {
+  float acc_rescale[ROWS];
+  bool moved = false;  // a maximum, and what was measured from it
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
@@ -124,8 +132,18 @@ __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUM
     row.m = lane_max<LANES>(row.m);
     const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
     const float x1 = power(m_old);
-    row.l *= x1;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
+    acc_rescale[r] = x1;
+    moved |= acc_rescale[r] != 1.0f;
+  }
+  if (__any_sync(FULL_WARP, moved)) {
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      rows[r].l *= acc_rescale[r];
+      UNROLL for (int f = 0; f < FEATURES; ++f) rows[r].acc[f] *= acc_rescale[r];
+    }
+  }
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    Row& row = rows[r];
+    const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const float x0 = power(s[r][c]);
       weights[r][c] = x0;
@@ -182,7 +200,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const int q = block.q_start + row0 + 8 * r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
-    row.n0 = row.q + p.kv_len - p.q_len + 1;
   }
   const OperandTile<bf16, BLOCK_Q, HEAD_DIM> Q(Q_AT);
 
@@ -191,11 +208,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   const OperandTile<bf16, BLOCK_KV, V_HEAD_DIM> V(V_AT);
   // Tiles that may have an element with  kv <= q + kv_len - q_len
   const int kv_end = minimum(block.q_last + p.kv_len - p.q_len + 1, p.kv_len);
-  const auto is_full = [&](int kv_start) {
-    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    return kv_last + p.q_len <= block.q_start + p.kv_len && kv_start + BLOCK_KV <= p.kv_len;
-  };
-  const auto visit = [&](int kv_start, auto masked) {
+  int kv_start = 0;
+  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+  copy_async_commit();
+  while (kv_start < kv_end) {
     const int next = kv_start + BLOCK_KV;
     copy_async_wait<0>();
     __syncthreads();  // K is there, and all have read V
@@ -205,25 +221,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     multiply(Q, K, s);
     copy_async_wait<0>();
     __syncthreads();  // V is there, and all have read K
-    if (next < kv_end) {
-      copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
-    }
+    copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
     copy_async_commit();
     float weights[ROWS][COLUMNS];
-    if (masked.value) mask(p, rows, kv_start, lane, s);
+    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
+    if (!(kv_last + p.q_len <= block.q_start + p.kv_len && kv_start + BLOCK_KV <= p.kv_len)) mask(p, block,
+        rows, kv_start, row0, lane, s);
     update(rows, s, weights);
     add_to_acc(weights, V, rows);
-    return next;
-  };
-  int kv_start = 0;
-  if (kv_start < kv_end) {
-    copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
+    kv_start = next;
   }
-  copy_async_commit();
-  while (kv_start < kv_end) {
-    while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
-    while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
-  }
+  copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
 
   finish(p, this_block(p), rows, row0, lane);

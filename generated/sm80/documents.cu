@@ -68,13 +68,13 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), heads);
   int set = heads * tiles * p.group - 1 - again(blockIdx.x);  // a set that is not full comes first
   int rest = take(set, together * tiles * p.group);
-  block.g = take(rest, p.group);
+  block.g = uniform(take(rest, p.group));
   const int first_head = set * together;
   int head = first_head + take(rest, minimum(together, heads - first_head));
-  block.hk = take(head, p.kv_heads);
-  block.b = head;
+  block.hk = uniform(take(head, p.kv_heads));
+  block.b = uniform(head);
   block.h = block.hk * p.group + block.g;
-  block.q_start = rest * BLOCK_Q;
+  block.q_start = uniform(rest) * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;

@@ -78,13 +78,13 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), heads);
   int set = heads * tiles * p.group - 1 - again(blockIdx.x);  // a set that is not full comes first
   int rest = take(set, together * tiles * p.group);
-  block.g = take(rest, p.group);
+  block.g = uniform(take(rest, p.group));
   const int first_head = set * together;
   int head = first_head + take(rest, minimum(together, heads - first_head));
-  block.hk = take(head, p.kv_heads);
-  block.b = head;
+  block.hk = uniform(take(head, p.kv_heads));
+  block.b = uniform(head);
   block.h = block.hk * p.group + block.g;
-  block.q_start = rest * BLOCK_Q;
+  block.q_start = uniform(rest) * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
@@ -212,11 +212,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
   const OperandTile<fp16, BLOCK_KV, WIDTH_DV> V(V_AT);
   // Tiles that may have an element with  kv <= q or kv < 256
   const int kv_end = minimum(maximum(block.q_last + 1, 256), p.kv_len);
-  const auto is_full = [&](int kv_start) {
-    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    return (kv_last <= 255 || kv_last <= block.q_start) && kv_start + BLOCK_KV <= p.kv_len;
-  };
-  const auto visit = [&](int kv_start, auto masked) {
+  int kv_start = 0;
+  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+  copy_async_commit();
+  while (kv_start < kv_end) {
     const int next = kv_start + BLOCK_KV;
     copy_async_wait<0>();
     __syncthreads();  // K is there, and all have read V
@@ -229,17 +228,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(const __grid_co
     copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
     copy_async_commit();
     float weights[ROWS][COLUMNS];
-    if (masked.value) mask(p, rows, kv_start, lane, s);
+    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
+    if (!((kv_last <= 255 || kv_last <= block.q_start) && kv_start + BLOCK_KV <= p.kv_len)) mask(p, rows,
+        kv_start, lane, s);
     update(rows, s, weights);
     add_to_acc(weights, V, rows);
-    return next;
-  };
-  int kv_start = 0;
-  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
-  copy_async_commit();
-  while (kv_start < kv_end) {
-    while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
-    while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
+    kv_start = next;
   }
   copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);

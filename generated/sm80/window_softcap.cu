@@ -72,13 +72,13 @@ __device__ __forceinline__ Block this_block(const Params& p) {
   const int together = minimum(maximum(HELD / maximum(p.kv_len, 1), 1), heads);
   int set = heads * tiles * p.group - 1 - again(blockIdx.x);  // a set that is not full comes first
   int rest = take(set, together * tiles * p.group);
-  block.g = take(rest, p.group);
+  block.g = uniform(take(rest, p.group));
   const int first_head = set * together;
   int head = first_head + take(rest, minimum(together, heads - first_head));
-  block.hk = take(head, p.kv_heads);
-  block.b = head;
+  block.hk = uniform(take(head, p.kv_heads));
+  block.b = uniform(head);
   block.h = block.hk * p.group + block.g;
-  block.q_start = rest * BLOCK_Q;
+  block.q_start = uniform(rest) * BLOCK_Q;
   block.q_last = minimum(block.q_start + BLOCK_Q, p.q_len) - 1;
   block.Q = p.Q + block.b * p.Q_b + block.h * p.Q_h;
   block.K = p.K + block.b * p.K_b + block.hk * p.K_hk;
@@ -204,9 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     multiply(Q, K, s);
     copy_async_wait<0>();
     __syncthreads();  // V is there, and all have read K
-    if (next < kv_end) {
-      copy_operand<THREADS, HEAD_DIM>(K, next, p.kv_len, block.K, p.K_kv);
-    }
+    copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
     copy_async_commit();
     Column columns[COLUMNS];
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
@@ -220,14 +218,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     return next;
   };
   int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
-  if (kv_start < kv_end) {
-    copy_operand<THREADS, HEAD_DIM>(K, kv_start, p.kv_len, block.K, p.K_kv);
-  }
+  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
   copy_async_commit();
   while (kv_start < kv_end) {
     while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
     while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
   }
+  copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);
 
   finish(p, this_block(p), rows, row0, lane);

@@ -3,6 +3,7 @@
 //   __syncthreads() __syncwarp()                                  order memory, as in CUDA
 //   __shfl_sync __shfl_xor_sync __shfl_down_sync __ballot_sync __any_sync   as in CUDA; order no memory
 //   __popc(bits)                                                  as in CUDA
+//   uniform(x)                          x, an int32 that is the same in all lanes: kept once for all of them
 //   FULL_WARP                                                     the mask of all 32 lanes
 //   lowest_lane(holds)                  the lowest lane in which that is so, 32 if there is none; all lanes must call
 //   lane_sum<LANES>(x) lane_max<LANES>(x) lane_min<LANES>(x)
@@ -13,6 +14,14 @@
 #include "math.cuh"
 
 constexpr uint32 FULL_WARP = 0xffffffffu;
+
+__device__ __forceinline__ int uniform(int x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(FULL_WARP, x);
+#else
+  return x;
+#endif
+}
 
 template <int LANES, class T>
 __device__ __forceinline__ T lane_sum(T x) {
