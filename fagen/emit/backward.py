@@ -50,6 +50,7 @@ class BackwardLoop(ForwardLoop):
 
     @property
     def once_a_warp(self) -> bool:
+        """Nowhere: registers are left."""
         return False
 
     def full(self, walk: WalkText) -> str:

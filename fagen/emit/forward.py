@@ -58,8 +58,8 @@ from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, SharedTile, Storage
 from fagen.plan.space import ON_TENSOR_CORES, VECTOR
 
 MANY_REGISTERS = 176
-"""Of a thread, for scores and weighted sums: with so many, a step is better made in two parts, of which each has fewer
-values beside them."""
+"""Of a thread, for scores and weighted sums: from so many on a step is made in parts, each with fewer values
+beside them."""
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
 MANY_FEATURES = 32

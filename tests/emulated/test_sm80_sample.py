@@ -71,8 +71,8 @@ def test_eight_rows_of_a_load_meet_all_banks_once(load: str, swizzled: bool) -> 
     )
     places = [(width, column) for width in widths for column in range(0, width, 16)]
     body = "".join(
-        f"p.y[{32 * number} + i] = TileLayout<{width}>::block_bytes(TileLayout<{width}>::lane_bytes({order}(i)),"
-        f" 16, {column}) / 16 % 8;\n"
+        f"p.y[{32 * number} + i] = TileLayout<{width}>::block_bytes("
+        f"TileLayout<{width}>::lane_bytes({order}(i)), 16, {column}) / 16 % 8;\n"
         for number, (width, column) in enumerate(places)
     )
     groups = run(body, y=nan(32 * len(places))).reshape(-1, 4, 8).sort(dim=2).values
@@ -83,8 +83,8 @@ def test_eight_rows_of_a_load_meet_all_banks_once(load: str, swizzled: bool) -> 
 def test_the_chunk_a_lane_loads_is_the_one_its_elements_were_stored_to() -> None:
     places = [(width, column) for width in (16, 64, 80, 128, 192, 256) for column in range(0, width, 16)]
     body = "const LaneChunk lane = chunk_by_rows(i);\n" + "".join(
-        f"p.y[{32 * number} + i] = float(TileLayout<{width}>::block_bytes(TileLayout<{width}>::lane_bytes(lane),"
-        f" 32, {column}))"
+        f"p.y[{32 * number} + i] = float(TileLayout<{width}>::block_bytes("
+        f"TileLayout<{width}>::lane_bytes(lane), 32, {column}))"
         f" - 2 * TileLayout<{width}>::at(32 + lane.row, {column} + 8 * lane.chunk);\n"
         for number, (width, column) in enumerate(places)
     )
