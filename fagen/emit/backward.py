@@ -124,6 +124,9 @@ class _Builder(LoopBuilder):
     def one_loop(self, begins: bool) -> bool:
         return begins or self.kernel.block_walk > USUAL_COLUMNS
 
+    def in_parts(self, walk: Walk) -> bool:
+        return False
+
     def sum_shape(self, width: int) -> tuple[int, int]:
         """(rows, features) of weighted sums that a warp has, where weights pass through memory."""
         return part_shape(self.kernel.block_own, width, self.kernel.threads // 32)

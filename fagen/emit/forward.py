@@ -58,8 +58,11 @@ from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, SharedTile, Storage
 from fagen.plan.space import ON_TENSOR_CORES, VECTOR
 
 MANY_REGISTERS = 176
-"""Of a thread, for scores and weighted sums: from so many on a step is made in parts, each with fewer values
-beside them."""
+"""Of a thread, for its rows: from so many on a step is made in parts, each with fewer values beside them."""
+BESIDE = 4
+"""Registers of a row for its maximum, its sum and its share of a fragment."""
+MANY_ELEMENTS = 64
+"""Of a thread in a tile: the step of so many is so long that two of them take more time than a test in one."""
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
 MANY_FEATURES = 32
@@ -546,12 +549,14 @@ class LoopBuilder:
         features = sum(self.shares[s.features[0]][1] for s in walk.states if s.features)
         scores = kernel.block_walk // kernel.columns * len(walk.products)
         rows = kernel.block_own // kernel.rows
-        return features > scores and rows * (features + scores) >= MANY_REGISTERS
+        return features > scores and rows * (features + scores + BESIDE) >= MANY_REGISTERS
 
     def one_loop(self, begins: bool) -> bool:
         """Whether full and partial tiles have one loop, which asks what a tile is; ``begins``: rows need not
         begin at the first column."""
-        return True
+        kernel = self.kernel
+        elements = kernel.block_own // kernel.rows * (kernel.block_walk // kernel.columns)
+        return begins or elements >= MANY_ELEMENTS
 
     def known_late(self, split: Split, places: Sequence[Statement]) -> list[Statement]:
         """Values of a row that its mask alone reads, and computes from positions whenever a tile needs it."""

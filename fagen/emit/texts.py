@@ -244,7 +244,7 @@ class WalkText:
     places: Sequence[Statement]
     """Numbers of a row that are searched for once the loop is known."""
     together: bool
-    """Whether partial tiles have no loop of their own."""
+    """Whether partial tiles have no loop of their own: a step is long, or rows begin as well as end."""
     in_parts: bool
     """Whether what is summed is rescaled in a part of its own, before a tile is weighed."""
     row: Sequence[Statement]

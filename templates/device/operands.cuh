@@ -40,7 +40,8 @@ __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& 
   using Layout = TileLayout<WIDTH>;
   constexpr int TEAM = Layout::TEAM < THREADS / ROWS ? THREADS / ROWS : Layout::TEAM, STEP = THREADS / TEAM;
   constexpr bool STEADY = !Layout::SWIZZLED || STEP % 8 == 0, MANY = ROWS / STEP >= 8 && WIDTH == COLUMNS;
-  const int row = threadIdx.x / TEAM, column = again(threadIdx.x % TEAM * 8), at = opaque(tile.at(row, column));
+  const int row = threadIdx.x / TEAM, place = threadIdx.x % TEAM * 8;
+  const int column = Layout::SWIZZLED ? again(place) : place, at = opaque(tile.at(row, column));
   const int rows = length - first;
   data = opaque(data + static_cast<int>(static_cast<uint32>(first) + row) * row_step + column);
   const auto copy = [&](auto whole) {
