@@ -62,7 +62,7 @@ MANY_REGISTERS = 176
 BESIDE = 4
 """Registers of a row for its maximum, its sum and its share of a fragment."""
 MANY_ELEMENTS = 64
-"""Of a thread in a tile: the step of so many is so long that two of them take more time than a test in one."""
+"""Of a thread in a tile: from so many on, two copies of a step take more time than a test in one."""
 FEW_SUMS = 32
 """Of a thread, which may have as many registers more."""
 MANY_FEATURES = 32

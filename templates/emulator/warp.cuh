@@ -91,7 +91,9 @@ inline bool __any_sync(uint32 mask, bool value, int line = __builtin_LINE()) {
   return __ballot_sync(mask, value, line) != 0;
 }
 
-inline int uniform(int x) { return x; }
+inline int uniform(int x) {
+  return x;
+}
 
 template <int LANES, class T>
 inline T lane_sum(T x, int line = __builtin_LINE()) {
