@@ -856,7 +856,7 @@ class _Builder(LoopBuilder):
             look = self.scope.split(
                 [(plain(top.value), ELEMENT), *((plain(factor), of_row) for _, factor in factors)]
             )
-            if any(each.at(place) for each in (split, look) for place in (ROW, COLUMN)):
+            if any(each.kept() or each.at(place) for each in (split, look) for place in (ROW, COLUMN)):
                 return None
             self.lags = True
             looked = Phase(look.at(of_row), look.at(ELEMENT), (), None)

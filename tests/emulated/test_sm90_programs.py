@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import fagen as fg
-from fagen.calls.prepared import emulation
+from fagen.calls.prepared import draw_seed, emulation
 from fagen.errors import PlanError
 from fagen.ir.reference import compare, eager, evaluate
+from fagen.lang.attention import attention
 
 Queries, Keys, Values = fg.Tensor["b h q d"], fg.Tensor["b hk kv d"], fg.Tensor["b hk kv dv"]
 
@@ -170,6 +171,21 @@ def test_maxima_may_be_exceeded(dtype: torch.dtype) -> None:
         compare(found, exact.softmax(-1) @ v.double(), eager).require("rising maxima")
     error = lse / scores.masked_fill(~allowed, -torch.inf).logsumexp(-1) - 1
     assert error.abs().max() < 1e-5
+
+
+@pytest.mark.cxx
+def test_random_bits_serve_several_columns() -> None:
+    generator = torch.Generator().manual_seed(12)
+    given = [torch.randn(1, 1, n, 16, generator=generator).half() for n in (70, 200, 200)]
+    traced = attention(mask=fg.causal(), dropout=0.4)
+    torch.manual_seed(4)
+    seed = int(draw_seed(torch.device("cpu")))
+    torch.manual_seed(4)
+    with emulation(schedule="random", seed=6):
+        out = fg.attention(*given, mask=fg.causal(), dropout=0.4, family="sm90")
+    (exact,) = evaluate(traced.graph, given, seed=seed)
+    (near,) = eager(traced.graph, given, torch.float16, seed=seed)
+    compare(out, exact, near).require("dropout")
 
 
 def test_operands_that_are_not_in_memory_are_refused() -> None:
