@@ -61,6 +61,7 @@ from fagen.plan.warpgroups import (
     WORKS,
     handed,
     kept,
+    late_rows,
     levels,
     padded,
     panel_columns,
@@ -72,6 +73,7 @@ _PLACES = {
     "works": "WORKS_AT",
     "visits": "VISITS_AT",
     "own_pipe": "ROW_PIPE_AT",
+    "late_pipe": "LATE_PIPE_AT",
     "walk_pipe": "COLUMN_PIPE_AT",
     "sum_pipe": "SUM_PIPE_AT",
     "values": "VALUES_AT",
@@ -106,6 +108,8 @@ class CopyText:
     """Positions along the other axes of the tensor, the nearest first."""
     first: tuple[str, ...] = ()
     """The first head, where rows of several lie side by side."""
+    late: bool = False
+    """Whether it is of rows that products of later levels alone read: there is one buffer."""
 
     @property
     def name(self) -> str:
@@ -207,7 +211,18 @@ class ForwardRoles(ForwardLoop):
     @property
     def copies(self) -> list[CopyText]:
         """All tiles, each once."""
-        return [*self.own_copies, *(c for group in (*self.walk_copies, *self.sum_copies) for c in group)]
+        own = *self.early_copies, *self.late_copies
+        return [*own, *(c for group in (*self.walk_copies, *self.sum_copies) for c in group)]
+
+    @property
+    def early_copies(self) -> list[CopyText]:
+        """Tiles of rows that come first."""
+        return [copy for copy in self.own_copies if not copy.late]
+
+    @property
+    def late_copies(self) -> list[CopyText]:
+        """Those that come later, and are done with before the others."""
+        return [copy for copy in self.own_copies if copy.late]
 
     @property
     def kinds(self) -> list[CopyText]:
@@ -975,7 +990,9 @@ class _Builder(LoopBuilder):
         sums: list[tuple[CopyText, ...]] = []
         for key, tile in self.tiles.items():
             if key[0] == "own":
-                own.append(self.copied(key[1], tile, GROUP_ROWS))
+                copy = self.copied(key[1], tile, GROUP_ROWS)
+                late = key[1:] in late_rows(self.stage) and not kernel.roles.divided
+                own.append(replace(copy, late=late))
         for number in range(len(loop.walks)):
             for side, found in ((f"walk{number}", walks), (f"operand{number}", sums)):
                 tiles = [(key, tile) for key, tile in self.tiles.items() if key[0] == side]

@@ -153,6 +153,8 @@ class Pass:
     """Weights of levels that later ones read."""
     divided: tuple[tuple[int, ...], ...]
     """Features of the sums of each level, where each may be made by other threads; else empty."""
+    late: tuple[int, ...]
+    """Which of the own operands later levels alone read, by number."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +328,7 @@ def profile(
                     tuple(sizes.get(axis, 0) for state in level.states for axis in state.features)
                     for level in (levels if warpgroups.divisible(stage) else ())
                 ),
+                late=tuple(i for i, tile in enumerate(own_operands) if tile in warpgroups.late_rows(stage)),
             )
         )
     features = [axis for walk in stage.walks for state in walk.states for axis in state.features]

@@ -125,6 +125,7 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
             last.kept,
             profile.places,
             last.handed,
+            last.late,
         )
     place.add((f"own{i}", tiles.block_own, _inner_width(inner, tiles)) for i, inner in enumerate(own_tiles))
     base = place.end

@@ -143,6 +143,18 @@ def divisible(stage: Stage) -> bool:
     return all(sum(ir.depends(output.node, each) for each in sums) == 1 for output in stage.outputs)
 
 
+def late_rows(stage: Stage) -> frozenset[tuple[Node, Axis]]:
+    """Operands of a block's rows, by columns, that none but products of later levels read: they come last and
+    are done with first, so that those of the next work need no second buffer."""
+    found = levels(stage)
+    first, later = (
+        {(term.own, term.over) for level in part for product in level.products for term in product.terms}
+        for part in (found[:1], found[1:])
+    )
+    summed = {(p.operand, axis) for walk in stage.walks for p in walk.partials for axis in p.features}
+    return frozenset(later - first - summed)
+
+
 def _uses(state: State, symbols: Collection[Node]) -> bool:
     return any(node in symbols for node in ir.walk([state.value]))
 
@@ -178,8 +190,10 @@ def shapes(parts: Sequence[int] = (), levels: int = 1, divided: bool = False) ->
     """
     if parts:
         part = min(panel_columns(features) for features in parts)
-        for consumers, stages, columns in pairs(ADDING_REGISTERS, (2, 3), (PART, 2 * PART)):
-            yield Roles(consumers, stages, 1, 1, stages, part), columns
+        for consumers, stages, own_stages, columns in pairs(
+            ADDING_REGISTERS, (2, 3), (2, 1), (PART, 2 * PART)
+        ):
+            yield Roles(consumers, stages, own_stages, 1, stages, part), columns
         if divided and levels in ADDING_REGISTERS:
             yield Roles(levels, 2, 1, 1, handed=1, part=PART // 2, divided=True), PART
         return
@@ -203,6 +217,7 @@ def layout(
     kept: int = 0,
     places: int = 0,
     handed: int = 0,
+    late: Collection[int] = (),
 ) -> list[tuple[str, Storage, int, int, int, int, int]]:
     """The fields of each `SharedTile`, and its bytes.
 
@@ -212,8 +227,9 @@ def layout(
     Where products are made ``level_by_level``, those after the first have a pipe of their own, and a warp
     brings ``values`` of so many words for each column; so many of their products are ``kept`` for later ones,
     and where those are made by other consumers so many weights ``handed`` to them. With a work so many
-    ``places`` in sorted tables are announced.
+    ``places`` in sorted tables are announced. Own operands that are ``late`` have one buffer, and a pipe.
     """
+    late = () if roles.divided else late
     placed: list[tuple[str, Storage, int, int, int, int, int]] = []
 
     def add(name: str, rows: int, width: int, address: int, kind: Storage = storage) -> int:
@@ -223,7 +239,7 @@ def layout(
 
     address = 0
     for i, length in enumerate(own):
-        rows = GROUP_ROWS * roles.row_groups * roles.own_stages
+        rows = GROUP_ROWS * roles.row_groups * (1 if i in late else roles.own_stages)
         address = add(f"own{i}", rows, padded(length), address)
     base = end = address
     for number, (factors, operands) in enumerate(walks):
@@ -244,6 +260,7 @@ def layout(
     sums = level_by_level or any(operands for _, operands in walks)
     pipes = {
         "own_pipe": roles.own_stages * roles.row_groups,
+        "late_pipe": roles.row_groups if late else 0,
         "walk_pipe": roles.stages,
         "sum_pipe": roles.stages if sums else 0,
         "value_pipe": roles.stages if values else 0,

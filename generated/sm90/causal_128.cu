@@ -217,12 +217,10 @@ __device__ __forceinline__ void produce(const Params& p) {
       };
       int kinds = 0;  // two bits a consumer: 0 passes over the tile, 2 needs no test, 1 neither
       UNROLL for (int group = 0; group < CONSUMERS; ++group) kinds |= kind_of(block, group) << 2 * group;
-      {
-        column_pipe.wait_free(column_at);
-        store_vector(visits, 2 * column_at.stage(), Vec<int32, 2>{kv_start, kinds | (next < 0) << 16});
-        const Barrier filled = column_pipe.fill(column_at, KTile::BYTES);
-        load_tile(buffer<KTile>(K_AT, column_at.stage()), p.K_map, filled, kv_start, block.hk, block.b);
-      }
+      column_pipe.wait_free(column_at);
+      store_vector(visits, 2 * column_at.stage(), Vec<int32, 2>{kv_start, kinds | (next < 0) << 16});
+      const Barrier filled = column_pipe.fill(column_at, KTile::BYTES);
+      load_tile(buffer<KTile>(K_AT, column_at.stage()), p.K_map, filled, kv_start, block.hk, block.b);
       column_at.next();
       if (next < 0) number = gridDim.x + fetch_cyclic(p.counter, count);
       for (int group = 1; kv_start == begins_at && group < CONSUMERS; ++group) load_rows(group);

@@ -115,17 +115,17 @@ extern "C" __global__ void __launch_bounds__(256) backward_0_rowwise(const __gri
 namespace backward_1_roles_ {
   constexpr int CONSUMERS = 2, THREADS = 512;  // warpgroups that multiply, and two more
   constexpr int BLOCK_KV = 128, BLOCK_Q = 64;  // rows of a block, columns of a tile
-  constexpr int ROW_STAGES = 1, STAGES = 2;    // buffers of each tile
+  constexpr int ROW_STAGES = 2, STAGES = 2;    // buffers of each tile
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
   // of a consumer's thread
   constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_Q / LANES, FEATURES_D = 32, FEATURES_DV = 32;
   constexpr int COLUMN_WORDS = 2;       // known of each column, of 32 bits
   constexpr int VISITS = 4, PARTS = 2;  // tiles announced at once, buffers of parts of sums
   // bytes of shared memory
-  constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 98304, WORKS_AT = 197632,
-      VISITS_AT = 197728, ROW_PIPE_AT = 197824, COLUMN_PIPE_AT = 197856, SUM_PIPE_AT = 197888,
-      VALUES_AT = 196608, VALUE_PIPE_AT = 197920, HANDED_AT = 131072, PARTS_AT = 163840, PLACES_AT = 197792,
-      HAND_PIPE_AT = 197952, PART_PIPE_AT = 197984;
+  constexpr uint32 K_AT = 0, Q_AT = 98304, V_AT = 65536, DO_AT = 131072, WORKS_AT = 230400,
+      VISITS_AT = 230496, ROW_PIPE_AT = 230592, LATE_PIPE_AT = 230656, COLUMN_PIPE_AT = 230688,
+      SUM_PIPE_AT = 230720, VALUES_AT = 229376, VALUE_PIPE_AT = 230752, HANDED_AT = 163840,
+      PARTS_AT = 196608, PLACES_AT = 230560, HAND_PIPE_AT = 230784, PART_PIPE_AT = 230816;
 
   // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
   using KTile = Panels<bf16, 64, HEAD_DIM>;
@@ -297,15 +297,11 @@ namespace backward_1_roles_ {
     for (int number = blockIdx.x; number < count; row_at.next()) {
       announce(p, row_at.count, number);
       Block block = block_at(p, row_at.count, 0, 0);
-      const auto load_rows = [&](int group) {
-        const Barrier filled =
-            buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, KTile::BYTES + VTile::BYTES);
-        load_tile(buffer<KTile>(K_AT, row_at.stage() * CONSUMERS + group), p.K_map, filled,
-            block.kv_start + 64 * group, block.hk, block.b);
-        load_tile(buffer<VTile>(V_AT, row_at.stage() * CONSUMERS + group), p.V_map, filled,
-            block.kv_start + 64 * group, block.hk, block.b);
-      };
-      for (int group = 0; group < CONSUMERS; ++group) load_rows(group);
+      for (int group = 0; group < CONSUMERS; ++group) {
+        load_tile(buffer<KTile>(K_AT, row_at.stage() * CONSUMERS + group), p.K_map,
+            buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, KTile::BYTES), block.kv_start + 64 * group,
+            block.hk, block.b);
+      }
       for (int g = 0; g < p.group; ++g) {
         block = block_at(p, row_at.count, 0, g);
         // Tiles that may have an element with  kv <= q + kv_len - q_len
@@ -326,18 +322,15 @@ namespace backward_1_roles_ {
           };
           int kinds = 0;  // two bits a consumer: 0 passes over the tile, 2 needs no test, 1 neither
           UNROLL for (int group = 0; group < CONSUMERS; ++group) kinds |= kind_of(block, group) << 2 * group;
-          {
-            column_pipe.wait_free(column_at);
-            store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
-                4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
-            const Barrier filled = column_pipe.fill(column_at, QTile::BYTES);
-            load_tile(buffer<QTile>(Q_AT, column_at.stage()), p.Q_map, filled, q_start, block.h, block.b);
-          }
+          column_pipe.wait_free(column_at);
+          store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
+              4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
+          const Barrier filled = column_pipe.fill(column_at, QTile::BYTES);
+          load_tile(buffer<QTile>(Q_AT, column_at.stage()), p.Q_map, filled, q_start, block.h, block.b);
           if (next < 0 && g == p.group - 1) number = gridDim.x + fetch_cyclic(p.counter, count);
-          {
-            const Barrier filled = sum_pipe.refill(column_at, dOTile::BYTES);
-            load_tile(buffer<dOTile>(DO_AT, column_at.stage()), p.dO_map, filled, q_start, block.h, block.b);
-          }
+          const Barrier sums_filled = sum_pipe.refill(column_at, dOTile::BYTES);
+          load_tile(buffer<dOTile>(DO_AT, column_at.stage()), p.dO_map, sums_filled, q_start, block.h,
+              block.b);
           column_at.next();
           q_start = next;
         }
@@ -375,6 +368,22 @@ namespace backward_1_roles_ {
           values<float>(column_at.stage(), 1)[c] = column.D;
         }
         value_pipe.fill_by_warp(column_at);
+      }
+    }
+  }
+
+  // One thread has rows copied that are read last, once those of the work before have been read.
+  __device__ __forceinline__ void produce_late(const Params& p) {
+    Ring<ROW_STAGES> row_at;
+    for (;; row_at.next()) {
+      buffer<RowPipe>(ROW_PIPE_AT, 0).wait(row_at);
+      if (announced(row_at.count)[0] < 0) return;
+      const Block block = block_at(p, row_at.count, 0, 0);
+      for (int group = 0; group < CONSUMERS; ++group) {
+        const Barrier filled =
+            buffer<Pipe<1>>(LATE_PIPE_AT, group).refill(Ring<1>{row_at.count}, VTile::BYTES);
+        load_tile(buffer<VTile>(V_AT, group), p.V_map, filled, block.kv_start + 64 * group, block.hk,
+            block.b);
       }
     }
   }
@@ -511,6 +520,7 @@ namespace backward_1_roles_ {
           transposed(buffer<QTile>(Q_AT, column_at.stage())));
       wgmma_commit();
       wgmma_wait<0>(s0);
+      buffer<Pipe<1>>(LATE_PIPE_AT, group).wait(Ring<1>{row_at.count});
       bool more = true;
 #pragma unroll 1
       while (more) {
@@ -518,30 +528,27 @@ namespace backward_1_roles_ {
         auto& weights1 = s0;
         if (kind != 2) mask(p, rows, q_start, lane, s0);
         update0(lane, s0, weights1, column_at.stage());
-        wgmma_wait<0>(acc0, rounded_weights0);
-        if (read_at.count != column_at.count) {
-          column_pipe.free_by_warp(read_at);
-          read_at.next();
-        }
+        wgmma_wait<0>(acc0, rounded_weights0, weights1);
+        column_pipe.pass_behind_wait(read_at, read_at.count != column_at.count);
         UNROLL for (int c = 0; c < COLUMNS; c += 4)
             rounded_weights1[c / 4] = left_from<bf16>(weights1[0], weights1[1], c);
-        auto& s1 = s0;
         sum_pipe.wait(read_at);
+        settle(rounded_weights1);
+        auto& s1 = s0;
         wgmma_fence();
         // s1 = sum_dv V dO
-        multiply(s1, buffer<VTile>(V_AT, row_at.stage() * CONSUMERS + group),
-            transposed(buffer<dOTile>(DO_AT, read_at.stage())));
+        multiply(s1, buffer<VTile>(V_AT, group), transposed(buffer<dOTile>(DO_AT, read_at.stage())));
         wgmma_commit();
         wgmma_fence();
         multiply_add(acc1, rounded_weights1, buffer<dOTile>(DO_AT, read_at.stage()));  // acc1 += weights1 dO
         wgmma_commit();
         wgmma_wait<1>(s1);
-        keep_apart();
         auto& weights0 = s1;
         update1(lane, s1, weights0, column_at.stage(), rounded_weights1);
-        wgmma_wait<0>(acc1, rounded_weights1);
+        wgmma_wait<0>(acc1, rounded_weights1, weights0);
         UNROLL for (int c = 0; c < COLUMNS; c += 4)
             rounded_weights0[c / 4] = left_from<bf16>(weights0[0], weights0[1], c);
+        settle(rounded_weights0);
         sum_pipe.free_by_warp(read_at);
         more = !last;
         if (more) {
@@ -552,6 +559,8 @@ namespace backward_1_roles_ {
           multiply(s0, buffer<KTile>(K_AT, row_at.stage() * CONSUMERS + group),
               transposed(buffer<QTile>(Q_AT, column_at.stage())));
           wgmma_commit();
+        } else {
+          buffer<Pipe<1>>(LATE_PIPE_AT, group).free_by_warp(Ring<1>{row_at.count});
         }
         wgmma_fence();
         multiply_add(acc0, rounded_weights0, buffer<QTile>(Q_AT, read_at.stage()));  // acc0 += weights0 Q
@@ -570,6 +579,8 @@ namespace backward_1_roles_ {
       column_pipe.free_by_warp(read_at);
       read_at.next();
       column_at.next();
+      block = block_at(p, row_at.count, 64 * group, 0);  // sums leave no registers to keep it
+      start_rows(p, block, rows, row0);
       finish(acc0);
       store_rows(p, block, rows, lane, acc1, acc0);
     }
@@ -583,6 +594,7 @@ namespace backward_1_roles_ {
       prefetch(p.Q_map);
       prefetch(p.dO_map);
       for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).init(8);
+      for (int group = 0; group < CONSUMERS; ++group) buffer<Pipe<1>>(LATE_PIPE_AT, group).init(4);
       Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS);
       Pipe<STAGES>(VALUE_PIPE_AT).init(1);
       Pipe<STAGES>(HAND_PIPE_AT).init(4, 4 * CONSUMERS);
@@ -596,6 +608,7 @@ namespace backward_1_roles_ {
       shrink_registers<32>();
       if (threadIdx.x % 128 < 32 && elect_one()) produce(p);
       if (threadIdx.x % 128 / 32 == 1) produce_values(p);
+      if (threadIdx.x % 128 / 32 == 3 && elect_one()) produce_late(p);
       if (threadIdx.x % 128 / 32 == 2 && elect_one()) send_parts(p);
     } else if (group > CONSUMERS) {
       shrink_registers<64>();

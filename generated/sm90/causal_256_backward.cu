@@ -340,18 +340,14 @@ namespace backward_1_roles_ {
           // two bits a consumer: 0 passes over the tile, 2 needs no test, 1 neither
           const int kinds = block.kv_last + p.q_len <= q_start + p.kv_len && q_start + BLOCK_Q <= p.q_len &&
               block.kv_start + BLOCK_KV <= p.kv_len ? 0xaa : 0x55;
-          {
-            column_pipe.wait_free(column_at);
-            store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
-                4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
-            const Barrier filled = column_pipe.fill(column_at, dOTile::BYTES);
-            load_tile(buffer<dOTile>(DO_AT, column_at.stage()), p.dO_map, filled, q_start, block.h, block.b);
-          }
+          column_pipe.wait_free(column_at);
+          store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
+              4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
+          const Barrier filled = column_pipe.fill(column_at, dOTile::BYTES);
+          load_tile(buffer<dOTile>(DO_AT, column_at.stage()), p.dO_map, filled, q_start, block.h, block.b);
           if (next < 0 && g == p.group - 1) number = gridDim.x + fetch_cyclic(p.counter, count);
-          {
-            const Barrier filled = sum_pipe.refill(column_at, QTile::BYTES);
-            load_tile(buffer<QTile>(Q_AT, column_at.stage()), p.Q_map, filled, q_start, block.h, block.b);
-          }
+          const Barrier sums_filled = sum_pipe.refill(column_at, QTile::BYTES);
+          load_tile(buffer<QTile>(Q_AT, column_at.stage()), p.Q_map, sums_filled, q_start, block.h, block.b);
           column_at.next();
           q_start = next;
         }

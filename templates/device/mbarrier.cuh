@@ -20,6 +20,8 @@
 //   pipe.free(at)                        by one thread, once all it stands for have waited and read
 //   pipe.free_by_warp(at)                by all of a warp: its threads have waited and read
 //   pipe.pass(at)                        the same, and on to the next
+//   pipe.pass_behind_wait(at, holds)     the same, if that holds, right behind a wait for products: there the threads of
+//                                        a warp are together, and nothing need join them again
 #pragma once
 
 #include "shared.cuh"
@@ -124,5 +126,10 @@ struct Pipe {
   __device__ __forceinline__ void pass(Ring<STAGES>& at) const {
     free_by_warp(at);
     at.next();
+  }
+
+  __device__ __forceinline__ void pass_behind_wait(Ring<STAGES>& at, bool holds) const {
+    if (threadIdx.x % 32 == 0 && holds) free(at);
+    if (holds) at.next();
   }
 };

@@ -10,8 +10,8 @@
 //   wgmma_commit()                         closes the group of products issued so far
 //   wgmma_wait<GROUPS>(registers...)       waits until at most so many groups are in flight; the arrays named are
 //                                          sums and factors of those that have ended, and may now be touched
-//   keep_apart()                           what stands behind is not mixed by the compiler with what stands before:
-//                                          sums in flight leave it few registers
+//   settle(registers...)                   these arrays are written before what stands behind: a product that reads one
+//                                          of them finds no other text between it and its fence
 //   store_left(tile, row, column, factor)  16 x 16 rounded values of a warp to shared memory from there, as left_from
 //                                          makes them: what stores and products read after fence_async() and a barrier
 //
@@ -34,11 +34,6 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void keep_apart() {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) asm volatile("" ::: "memory");  // a branch: code is not moved across
-}
-
 // Keeps the compiler from moving what touches these registers to before this place.
 template <int N>
 __device__ __forceinline__ void pin(float (&sums)[2][N]) {
@@ -54,6 +49,11 @@ __device__ __forceinline__ void pin(Left<T> (&factor)[N]) {
                  : "+r"(factor[i].word[0]), "+r"(factor[i].word[1]), "+r"(factor[i].word[2]),
                    "+r"(factor[i].word[3])::"memory");
   }
+}
+
+template <class... Registers>
+__device__ __forceinline__ void settle(Registers&... registers) {
+  (pin(registers), ...);
 }
 
 template <int GROUPS, class... Registers>

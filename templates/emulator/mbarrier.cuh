@@ -88,4 +88,7 @@ struct Pipe {
     free_by_warp(at, line);
     at.next();
   }
+  void pass_behind_wait(Ring<STAGES>& at, bool holds, int line = __builtin_LINE()) const {
+    if (holds) pass(at, line);
+  }
 };

@@ -13,14 +13,14 @@ inline void wgmma_commit() {
   fagen_product_commit();
 }
 
-inline void keep_apart() {}
-
 // The arrays that have landed are what a compiler for GPUs is told of.
 struct FagenLanded {
   FagenLanded() {}
   template <class Registers>
   FagenLanded(Registers&) {}
 };
+
+inline void settle(FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {}) {}
 
 template <int GROUPS>
 inline void wgmma_wait(FagenLanded = {}, FagenLanded = {}, FagenLanded = {}, FagenLanded = {},

@@ -58,7 +58,7 @@ for one head of keys; sums that are added to memory, also where each consumer ma
 and the same in kernels apart; buffers that are filled again and again."""
 FREED_EARLY = {
     "columns": (
-        r"wgmma_wait<0>\(acc0, rounded_weights0\);\n( +if \(read_at)",
+        r"wgmma_wait<0>\(acc0, rounded_weights0, weights1\);\n( +column_pipe\.pass_behind_wait)",
         r"\1",
         r"a copy overwrites bytes \d+ to \d+, which what line \d+ issued still uses",
     ),
