@@ -434,10 +434,10 @@ class ForwardRoles(ForwardLoop):
     def last_use(self, level: LevelText, copies: Sequence[CopyText]) -> Literal["products", "sums"]:
         """What of a level, made by a consumer of its own, reads tiles last."""
         summed = [self.copy_of(state.operand) for state in level.sums if state.operand is not None]
-        return "sums" if any(copy in copies for copy in summed) else "products"
+        return "sums" if any(copy in copies for copy in summed) else self.first_use(level, copies)
 
     def first_use(self, level: LevelText, copies: Sequence[CopyText]) -> Literal["products", "sums"]:
-        """What of it reads them first."""
+        """What of it reads them first; where nothing does, its sums: it waits before it frees."""
         made = [other for product in level.products for _, other in self.factors(product)]
         return "products" if any(copy in copies for copy in made) else "sums"
 

@@ -282,7 +282,7 @@ class WalkText:
 
     def counts_in(self, guard: str | None) -> str:
         """The same, as a step says the condition of the walk."""
-        test = self.inside if guard is None else f"{self.inside} && {guard}"
+        test = self._test_in(guard)
         if self.mode == "always":
             return test
         return f"!MASKED || {test}" if guard is None else f"!MASKED || ({test})"
@@ -290,7 +290,10 @@ class WalkText:
     @property
     def test(self) -> str:
         """The same, whatever the tile."""
-        return self.inside if self.guard is None else f"{self.inside} && {self.guard}"
+        return self._test_in(self.guard)
+
+    def _test_in(self, guard: str | None) -> str:
+        return self.inside if guard is None else f"{self.inside} && {guard}"
 
     @property
     def product_tiles(self) -> list[TileText]:
