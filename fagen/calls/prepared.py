@@ -328,14 +328,17 @@ class OnEmulator(Prepared):
         return map_.for_emulator()
 
     def __call__(self, given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
-        """The outputs, when all threads have ended."""
-        outputs = tuple(torch.full(shape, torch.nan, dtype=dtype) for shape, dtype in self.outputs)
+        """The outputs, when all threads have ended; memory is the host's, whatever torch's default is."""
+        outputs = tuple(
+            torch.full(shape, torch.nan, dtype=dtype, device="cpu") for shape, dtype in self.outputs
+        )
         if not self.launches:
             return outputs
         memory = [*given, *outputs]
-        self.allocate(memory, lambda size: torch.full((size,), 255, dtype=torch.uint8))
+        self.allocate(memory, lambda size: torch.full((size,), 255, dtype=torch.uint8, device="cpu"))
         memory.append(draw_seed(self.device) if self.random and seed is None else seed)
-        memory += [torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)]
+        memory.append(torch.zeros(1, dtype=torch.int32, device="cpu"))
+        memory.append(torch.zeros(2, dtype=torch.int64, device="cpu"))
         params = self.pack(memory, given)
         settings = _emulation.get()
         kernels = self._kernel.emulated(settings.checker)

@@ -38,7 +38,6 @@ def _whole(call: str, name: str, value: Any, least: int) -> Value:
 
 ALIGNED = q + (size("kv") - size("q"))
 """The query's position counted so that the last query stands at the last key."""
-_CAUSAL, _FROM_THE_FIRST = kv <= ALIGNED, kv <= q
 
 
 @labelled
@@ -46,7 +45,7 @@ def causal(align: Literal["bottom_right", "top_left"] = "bottom_right") -> Expr:
     """Keys up to the query; the last of them stand at one place, or with ``top_left`` the first of them."""
     if align not in ("bottom_right", "top_left"):
         raise fault(f"causal: align is {align!r}", works="it is 'bottom_right' or 'top_left'")
-    return _CAUSAL if align == "bottom_right" else _FROM_THE_FIRST
+    return kv <= (ALIGNED if align == "bottom_right" else q)
 
 
 @labelled

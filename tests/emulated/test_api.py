@@ -46,6 +46,14 @@ def test_a_mode_of_torch_sees_one_operator() -> None:
     assert torch.equal(graph(given[0]), plain)
 
 
+def test_a_default_device_is_not_that_of_the_tensors() -> None:
+    given = tensors("cpu")
+    plain = fg.attention(*given, mask=fg.causal())
+    with torch.device("meta"):
+        out = fg.attention(*given, mask=fg.causal())
+    assert torch.equal(out, plain)
+
+
 def test_an_edited_text_computes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tensors("cpu")
     mask = fg.causal()

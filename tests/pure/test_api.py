@@ -272,6 +272,17 @@ def test_torch_compile_gets_an_operator_with_a_gradient() -> None:
             torch.testing.assert_close(dynamic(q, *given[1:]), layer(q, *given[1:]))
 
 
+def test_masks_made_inside_are_compiled() -> None:
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        near = fg.causal() & fg.sliding_window(3)
+        out = fg.attention(q, k, v, mask=fg.causal(), family="reference")
+        last = fg.attention(q, k, v, mask=fg.causal("top_left"), family="reference")
+        return out + last + fg.attention(q, k, v, mask=near, family="reference")
+
+    given = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(*given), layer(*given))
+
+
 # -------------------------------------------------------------------------------------- kernels ahead of time
 
 
