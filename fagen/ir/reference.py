@@ -136,17 +136,17 @@ class _Selecting(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[1:]
+        wanted, tensors = ctx.needs_input_grad[1:], ctx.saved_tensors
         with torch.enable_grad():
             operands = [
                 tensor.detach().expand(gradient.shape).requires_grad_(want)
-                for tensor, want in zip(ctx.saved_tensors, wanted, strict=True)
+                for tensor, want in zip(tensors, wanted, strict=True)
             ]
             result = _MEANING[ctx.op](*operands)
             asked = [operand for operand, want in zip(operands, wanted, strict=True) if want]
             derivatives = iter(torch.autograd.grad(result, asked, torch.ones_like(result)))
         gradients: list[Tensor | None] = [None]
-        for tensor, want in zip(ctx.saved_tensors, wanted, strict=True):
+        for tensor, want in zip(tensors, wanted, strict=True):
             if not want:
                 gradients.append(None)
                 continue

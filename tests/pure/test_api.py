@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import fagen as fg
@@ -281,6 +282,18 @@ def test_masks_made_inside_are_compiled() -> None:
 
     given = [torch.randn(1, 2, 5, 8) for _ in range(3)]
     torch.testing.assert_close(torch.compile(layer, backend="eager")(*given), layer(*given))
+
+
+def test_the_reference_runs_under_a_checkpoint() -> None:
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fg.attention(q, k, v, mask=fg.causal(), dropout=0.3, family="reference")
+
+    given = [torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3)]
+    torch.manual_seed(3)
+    expected = torch.autograd.grad(layer(*given).square().sum(), given)
+    torch.manual_seed(3)
+    out = torch.utils.checkpoint.checkpoint(layer, *given, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), given), expected)
 
 
 # -------------------------------------------------------------------------------------- kernels ahead of time
