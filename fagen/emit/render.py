@@ -145,7 +145,8 @@ def _folded(line: str, indent: int) -> list[str]:
             break_long_words=False,
             break_on_hyphens=False,
         )
-        return [pad + lead[0] + ("    " if i else "") + part for i, part in enumerate(body)]
+        hang = "" if line.endswith(".") else "    "  # a sentence goes on below itself, a formula to the right
+        return [pad + lead[0] + (hang if i else "") + part for i, part in enumerate(body)]
     comment = re.search(r"\s*// .*$", line)
     if comment is not None:
         return [*_folded(comment[0].strip(), indent), *_folded(line[: comment.start()], indent)]

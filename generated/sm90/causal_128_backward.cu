@@ -341,7 +341,7 @@ namespace backward_1_roles_ {
   }
 
   // A warp reads what is known of the columns of a tile, once the tile is there: what it writes over has
-  //     then been used.
+  // then been used.
   __device__ __forceinline__ void produce_values(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const RowPipe rows_in = buffer<RowPipe>(ROW_PIPE_AT, 0);

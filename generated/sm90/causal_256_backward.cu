@@ -337,7 +337,7 @@ namespace backward_1_roles_ {
         int q_start = q_begin / BLOCK_Q * BLOCK_Q;
         while (q_start >= 0) {
           const int next = q_start + BLOCK_Q < q_end ? q_start + BLOCK_Q : -1;
-          // two bits a consumer: 0 passes over the tile, 2 needs no test, 1 neither
+          // the same two bits for each consumer: 2 needs no test, 1 does
           const int kinds = block.kv_last + p.q_len <= q_start + p.kv_len && q_start + BLOCK_Q <= p.q_len &&
               block.kv_start + BLOCK_KV <= p.kv_len ? 0xaa : 0x55;
           column_pipe.wait_free(column_at);
@@ -358,7 +358,7 @@ namespace backward_1_roles_ {
   }
 
   // A warp reads what is known of the columns of a tile, once the tile is there: what it writes over has
-  //     then been used.
+  // then been used.
   __device__ __forceinline__ void produce_values(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const RowPipe rows_in = RowPipe(ROW_PIPE_AT);
