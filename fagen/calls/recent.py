@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.calls.values import READ_BYTES
 from fagen.torch_op import Run
 
 MOST_RECENT = 4
 """Runs that are kept of a program: lengths that take turns."""
-_ALIGNED = 16  # bytes: what `values.aligned` asks of an address
 
 _guards: Any = torch._C._dynamo.guards
 
@@ -44,9 +44,9 @@ class Recent:
 
     def takes(self, given: Sequence[Any]) -> bool:
         """Whether a call of as many values may be left to the run: never one with a tensor in two places,
-        or with one off the 16 bytes."""
+        or with one off `READ_BYTES`."""
         if self._numbers:
             if [given[i].__class__ for i in self._numbers] != self._kinds:
                 return False
             given = [given[i] for i in self._tensors]
-        return self._same(*given) and not [each for each in given if each.data_ptr() % _ALIGNED]
+        return self._same(*given) and not [each for each in given if each.data_ptr() % READ_BYTES]

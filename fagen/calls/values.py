@@ -26,6 +26,8 @@ STORAGE_OF: Mapping[torch.dtype, Storage] = {
 }
 DTYPE_OF: Mapping[Storage, torch.dtype] = {storage: dtype for dtype, storage in STORAGE_OF.items()}
 
+READ_BYTES = 16
+"""What kernels read of a row at a time where addresses and strides are multiples of it."""
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -193,9 +195,11 @@ def aligned(values: Values) -> tuple[bool, ...]:
 
 
 def _is_aligned(tensor: Tensor) -> bool:
-    if tensor.dim() == 0 or tensor.data_ptr() % 16:
+    if tensor.dim() == 0 or tensor.data_ptr() % READ_BYTES:
         return False
     *steps, last = (
         stride if extent != 1 else None for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    return last in (1, None) and all(step is None or step * tensor.itemsize % 16 == 0 for step in steps)
+    return last in (1, None) and all(
+        step is None or step * tensor.itemsize % READ_BYTES == 0 for step in steps
+    )
