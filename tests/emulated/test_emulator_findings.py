@@ -370,7 +370,7 @@ def test_memory_is_described_by_what_a_launch_needs() -> None:
 def test_memory_that_kernels_are_given_twice_is_one_under_a_checker() -> None:
     """A tensor map and a pointer, say: what is written through one is read through the other."""
     kernels = kernel("const_cast<float*>(p.x)[i] = i; p.y[i] += 1.0f;", "address")
-    both = nan(64)
-    values, memories = params(x=both, y=both, counter=torch.zeros(4, dtype=torch.int32), n=64)
+    both, counter = nan(64), torch.zeros(4, dtype=torch.int32)
+    values, memories = params(x=both, y=both, counter=counter, n=64)
     kernels.launch("run", (1, 1, 1), (64, 1, 1), 256, values, memories=memories)
     assert both.tolist() == [i + 1 for i in range(64)]
