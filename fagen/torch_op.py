@@ -6,18 +6,18 @@ one, because a graph of torch holds strings and tensors and nothing else.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+F = TypeVar("F", bound=Callable[..., Any])
 Outputs: TypeAlias = "tuple[Tensor, ...]"
 Run: TypeAlias = "Callable[..., Outputs]"
 """Called with the values, and with a seed where the caller has one."""
@@ -59,24 +59,44 @@ class Call(torch.autograd.Function):
         return None, *ctx.both.backward(values, tuple(saved), gradients, seed)
 
 
+# ---------------------------------------------------------------------------------------------- random bits
+
+_SEED_RANGE = (-(2**63), 2**63 - 1)
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A 64-bit seed from torch's generator of a device, on the device."""
+    return torch.randint(*_SEED_RANGE, (1,), dtype=torch.int64, device=device)
+
+
 # ------------------------------------------------------------------------------------------- torch.compile
+
+
+def constant(function: F) -> F:
+    """Have torch call a function while it traces; what `torch.compiler.assume_constant_result` does.
+
+    That one imports the compiler, which a process that never compiles need not wait for.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @dataclass(frozen=True)
 class Callee:
     """What the operator calls by name: ``run`` on real tensors, ``shapes`` on those that only have a shape.
 
-    ``run`` gives the outputs and, behind them, the seed of random bits (of length 0 where there are none);
-    ``shapes`` the size, dtype and strides of each as an empty tensor, ``gradients`` those of all
-    floating-point tensors for those of the outputs and the seed. ``numbers`` has an entry for each value:
-    None for a tensor, and what a number is to become again, which the operator takes as a double.
+    ``run`` gives the outputs for the values and a seed, ``shapes`` the size, dtype and strides of each as an
+    empty tensor, ``gradients`` those of all floating-point tensors for those of the outputs and the seed.
+    ``numbers`` has an entry for each value: None for a tensor, and what a number is to become again, which
+    the operator takes as a double. ``random`` says that there is a seed.
     """
 
     name: str
-    run: Run
+    run: Callable[[Sequence[Any], Tensor | None], Outputs]
     shapes: Run
-    gradients: Callable[[Sequence[Any], Sequence[Tensor], Tensor], Sequence[Tensor]]
+    gradients: Callable[[Sequence[Any], Sequence[Tensor], Tensor | None], Sequence[Tensor]]
     numbers: tuple[type[int] | type[float] | None, ...]
+    random: bool
 
     def values(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
         """Tensors and numbers in the order of the call."""
@@ -84,51 +104,70 @@ class Callee:
         return [next(some) if number is None else number(next(others)) for number in self.numbers]
 
 
+Key: TypeAlias = "tuple[str, bool]"
+"""What the operator knows a callee by, and whether it has a seed: all that torch's graph holds of it."""
+
 _callees: dict[str, Callee] = {}
 _numbers = itertools.count()
 _lock = threading.Lock()
 
 
-def register(callee: Callee) -> str:
-    """Keep a callee for as long as the process lives, and return the key the operator knows it by."""
+def register(callee: Callee) -> Key:
+    """Keep a callee for as long as the process lives, and return its key."""
     with _lock:
         _define()
-        key = f"{callee.name}:{next(_numbers)}"
-        _callees[key] = callee
-    return key
+        name = f"{callee.name}:{next(_numbers)}"
+        _callees[name] = callee
+    return name, callee.random
 
 
-def through_operator(key: str, given: Sequence[Any]) -> Outputs:
-    """The outputs of a callee for values in the order of the call, through the operator."""
+def through_operator(key: Key, given: Sequence[Any]) -> Outputs:
+    """The outputs of a callee for values in the order of the call, through the operator.
+
+    Its seed is drawn before it, so that torch treats it as it does its own random numbers: a checkpoint that
+    runs the operator again gives it the same.
+    """
+    name, random = key
     tensors = [value for value in given if isinstance(value, Tensor)]
     numbers = [float(value) for value in given if not isinstance(value, Tensor)]
-    *outputs, _ = torch.ops.fagen.call(key, tensors, numbers)
-    return tuple(outputs)
+    seed = torch.ops.fagen.seed(tensors[0], _count()) if random else None
+    return tuple(torch.ops.fagen.call(name, tensors, numbers, seed))
+
+
+@constant
+def _count() -> int:
+    """A number that no other seed has: two nodes of a graph with the same arguments may become one."""
+    return next(_numbers)
 
 
 @lru_cache(maxsize=1)
 def _define() -> None:
-    """Define ``fagen::call(key, tensors, numbers)`` and its gradient, when first needed: it takes time.
+    """Define the operators when first needed: it takes time.
 
-    Two calls of it with the same inputs are not one, where this torch can be told so: each draws its seed.
+    ``fagen::seed(like, number)`` draws a seed on the device of a tensor; ``fagen::call(key, tensors, numbers,
+    seed)`` calls a callee and has a gradient, ``fagen::call_backward``.
     """
-    can_be_told = "tags" in inspect.signature(torch.library.custom_op).parameters
-    tags: Any = {"tags": [torch.Tag.nondeterministic_seeded]} if can_be_told else {}
+    random = torch.Tag.nondeterministic_seeded  # which custom_op does not take in every torch
+    torch.library.define("fagen::seed", "(Tensor like, int number) -> Tensor", tags=random)
 
-    @torch.library.custom_op("fagen::call", mutates_args=(), **tags)
-    def call(key: str, tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
+    @torch.library.impl("fagen::seed", "CompositeExplicitAutograd")
+    def seed(like: Tensor, number: int) -> Tensor:
+        return draw_seed(like.device)
+
+    @torch.library.custom_op("fagen::call", mutates_args=())
+    def call(key: str, tensors: list[Tensor], numbers: list[float], seed: Tensor | None) -> list[Tensor]:
         callee = _callees[key]
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-            return list(callee.run(callee.values(tensors, numbers)))
+            return list(callee.run(callee.values(tensors, numbers), seed))
 
     @call.register_fake
-    def _(key: str, tensors: list[Tensor], numbers: list[float]) -> list[Tensor]:
+    def _(key: str, tensors: list[Tensor], numbers: list[float], seed: Tensor | None) -> list[Tensor]:
         callee = _callees[key]
         return list(callee.shapes(callee.values(tensors, numbers)))
 
     @torch.library.custom_op("fagen::call_backward", mutates_args=())
     def call_backward(
-        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float], seed: Tensor
+        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float], seed: Tensor | None
     ) -> list[Tensor]:
         callee = _callees[key]
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
@@ -136,21 +175,22 @@ def _define() -> None:
 
     @call_backward.register_fake
     def _(
-        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float], seed: Tensor
+        key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float], seed: Tensor | None
     ) -> list[Tensor]:
         return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.key, tensors, ctx.numbers = inputs
+        ctx.key, tensors, ctx.numbers, seed = inputs
         ctx.tensors = len(tensors)
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, seed, *output)
 
     def backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
-        tensors, (*outputs, seed) = ctx.saved_tensors[: ctx.tensors], ctx.saved_tensors[ctx.tensors :]
-        pairs = zip(outputs, gradients[:-1], strict=True)
+        saved = ctx.saved_tensors  # a checkpoint lets them be read once
+        tensors, seed, outputs = saved[: ctx.tensors], saved[ctx.tensors], saved[ctx.tensors + 1 :]
+        pairs = zip(outputs, gradients, strict=True)
         along = [torch.zeros_like(o) if g is None else g for o, g in pairs]
         results = iter(call_backward(ctx.key, along, list(tensors), ctx.numbers, seed))
         wanted = [next(results) if tensor.is_floating_point() else None for tensor in tensors]
-        return None, wanted, [None] * len(ctx.numbers)
+        return None, wanted, [None] * len(ctx.numbers), None
 
     call.register_autograd(backward, setup_context=setup_context)

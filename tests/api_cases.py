@@ -8,18 +8,20 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import fagen as fg
-from fagen.calls.prepared import draw_seed
 from fagen.ir.reference import compare, eager, evaluate
 from fagen.lang.attention import attention as traced_attention
 from fagen.lang.trace import Traced
+from fagen.torch_op import draw_seed
 from sampler import lay_out
 
 CASES: dict[str, Callable[[str], None]] = {}
@@ -406,16 +408,45 @@ def dropout_drops_the_same_again_under_torch_compile(device: str) -> None:
     def twice(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return fg.attention(q, k, v, dropout=0.25), fg.attention(q, k, v, dropout=0.25)
 
+    def kept(*given: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.utils.checkpoint.checkpoint(twice, *given, use_reentrant=False)
+
+    def kept_outside(*given: Tensor) -> tuple[Tensor, Tensor]:
+        operators = torch.compile(twice, backend="eager")
+        return torch.utils.checkpoint.checkpoint(operators, *given, use_reentrant=False)
+
     given = [each.requires_grad_() for each in tensors(device)]
     found = []
-    for run in (twice, torch.compile(twice, backend="aot_eager")):
+    compiled = (torch.compile(each, backend="aot_eager") for each in (twice, kept))
+    for run in (twice, *compiled, kept_outside):
         torch.manual_seed(3)
         outputs = run(*given)
         assert not torch.equal(*outputs)
         incoming = [torch.ones_like(each) for each in outputs]
         found.append((*outputs, *torch.autograd.grad(outputs, given, incoming)))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+    plain, *others = found
+    for each in others:
+        torch.testing.assert_close(each, plain)
+
+
+@case
+def a_selective_checkpoint_keeps_or_runs_again_what_it_is_told(device: str) -> None:
+    given = [each.requires_grad_() for each in tensors(device)]
+    torch.manual_seed(3)
+    expected = torch.autograd.grad(fg.attention(*given, dropout=0.25).square().sum(), given)
+    for policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE):
+
+        def told(*_: Any, policy: CheckpointPolicy = policy, **__: Any) -> CheckpointPolicy:
+            return policy
+
+        torch.manual_seed(3)
+        out = torch.utils.checkpoint.checkpoint(
+            partial(fg.attention, dropout=0.25),
+            *given,
+            use_reentrant=False,
+            context_fn=partial(create_selective_checkpoint_contexts, told),
+        )
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), given), expected)
 
 
 @case

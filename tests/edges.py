@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 import fagen as fg
-from fagen.calls.prepared import draw_seed
 from fagen.errors import PlanError
 from fagen.ir.reference import compare, eager, evaluate
 from fagen.lang.attention import attention as traced_attention
 from fagen.lang.trace import Traced
 from fagen.plan.arch import arch_for
+from fagen.torch_op import draw_seed
 from masks import dense
 
 Q, K, V, H = (fg.Tensor[axes] for axes in ("b h q d", "b hk kv d", "b hk kv dv", "h"))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import fagen as fg
 from edges import DTYPES, K, Q, V, attend, by_dtype, require, tensors
-from fagen.calls.prepared import draw_seed
 from fagen.ir.reference import compare
 from fagen.lang.attention import attention as traced_attention
+from fagen.torch_op import draw_seed
 
 
 def near(out: Tensor, expected: Tensor, error: float = 1e-6) -> None:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 import fagen as fg
 from fagen.calls.dispatch import problem_for
-from fagen.calls.prepared import draw_seed
 from fagen.calls.values import aligned, read
 from fagen.compile import Compiled, compile_problem
 from fagen.errors import PlanError
@@ -29,6 +28,7 @@ from fagen.lang.attention import attention as traced_attention
 from fagen.lang.expr import Expr
 from fagen.lang.program import Options
 from fagen.lang.trace import Traced
+from fagen.torch_op import draw_seed
 from masks import MASKS, tables_of
 
 SEED = 20

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fagen import torch_op
-from fagen.calls.prepared import OnEmulator, OnGpu, draw_seed, length_of, output_shapes
+from fagen.calls.prepared import OnEmulator, OnGpu, length_of, output_shapes
 from fagen.calls.recent import MOST_RECENT, Recent
 from fagen.calls.values import (
     DTYPE_OF,
@@ -39,7 +39,7 @@ from fagen.lang.program import Options
 from fagen.plan.arch import arch_for
 from fagen.plan.plan import GROUP_AXIS, Problem, Storage
 from fagen.plan.profile import output_storages
-from fagen.torch_op import Callee, Outputs, Run
+from fagen.torch_op import Callee, Key, Outputs, Run, draw_seed
 
 REFERENCE = "reference"
 """The family that is no kernel: float64, on any device, differentiable."""
@@ -153,36 +153,18 @@ def _call_subclass(graph: Graph, given: Sequence[Any], options: Options, kernel:
 
 
 @lru_cache(maxsize=1024)
-def _operator_key(graph: Graph, options: Options, kernel: Compiled | None) -> str:
-    def run(given: Sequence[Any]) -> Outputs:
-        return seeded(graph, given, options, kernel)
+def _operator_key(graph: Graph, options: Options, kernel: Compiled | None) -> Key:
+    def run(given: Sequence[Any], seed: Tensor | None) -> Outputs:
+        return compute(graph, given, options, kernel, seed)
 
     def shapes(given: Sequence[Any]) -> Outputs:
-        return empty_and_seed(graph, given)
+        return empty_outputs(graph, given)
 
-    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor) -> Sequence[Tensor]:
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor | None) -> Sequence[Tensor]:
         return gradients_of(graph, given, options, incoming, seed)
 
-    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers_of(graph.arguments)))
-
-
-def seeded(graph: Graph, given: Sequence[Any], options: Options, kernel: Compiled | None = None) -> Outputs:
-    """What `compute` returns and the seed it had."""
-    seed = _seed_for(graph, given)
-    if not graph.random:
-        return *compute(graph, given, options, kernel), seed
-    return *compute(graph, given, options, kernel, seed), seed
-
-
-def empty_and_seed(graph: Graph, given: Sequence[Any]) -> Outputs:
-    """The same of tensors that are only shapes."""
-    return *empty_outputs(graph, given), _seed_for(graph, given)
-
-
-def _seed_for(graph: Graph, given: Sequence[Any]) -> Tensor:
-    """A new seed, of length 0 where nothing is random."""
-    device = next(value.device for value in given if isinstance(value, Tensor))
-    return draw_seed(device) if graph.random else torch.empty(0, dtype=torch.int64, device=device)
+    numbers = numbers_of(graph.arguments)
+    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers, graph.random))
 
 
 def numbers_of(arguments: Sequence[Input | Scalar]) -> tuple[type[int] | type[float] | None, ...]:
@@ -342,7 +324,7 @@ class _BothDirections(_Backward):
 
 
 def gradients_of(
-    graph: Graph, given: Sequence[Any], options: Options, incoming: Sequence[Tensor], seed: Tensor
+    graph: Graph, given: Sequence[Any], options: Options, incoming: Sequence[Tensor], seed: Tensor | None
 ) -> Sequence[Tensor]:
     """The gradients of all floating-point tensors, of a call that autograd did not see.
 
@@ -353,19 +335,18 @@ def gradients_of(
     if options.family == REFERENCE:
         return _reference_gradients(values, floats, incoming, seed)
     both = _Backward(values, options, frozenset(floats))
-    drawn = seed if graph.random else None
-    outputs = compute(both.every.forward, given, options, seed=drawn)
-    found = both.backward(given, outputs, incoming, drawn)
+    outputs = compute(both.every.forward, given, options, seed=seed)
+    found = both.backward(given, outputs, incoming, seed)
     return [each.clone() for each in found if each is not None]
 
 
 def _reference_gradients(
-    values: Values, floats: Sequence[int], incoming: Sequence[Tensor], seed: Tensor
+    values: Values, floats: Sequence[int], incoming: Sequence[Tensor], seed: Tensor | None
 ) -> Sequence[Tensor]:
     """The same in float64."""
     from fagen.ir.reference import evaluate
 
-    number = int(seed) if values.graph.random else 0
+    number = 0 if seed is None else int(seed)
     both = gradient(values.graph, frozenset(floats), None, _broadcast(values))
     outputs = evaluate(both.forward, values.given, seed=number)
     sources = {"argument": values.given, "output": outputs, "gradient": incoming}

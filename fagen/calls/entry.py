@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fagen import torch_op
-from fagen.calls.dispatch import call, empty_and_seed, gradients_of, numbers_of, seeded
+from fagen.calls.dispatch import call, compute, empty_outputs, gradients_of, numbers_of
 from fagen.calls.keys import named
 from fagen.compile import Compiled
 from fagen.errors import UsageError
@@ -24,9 +24,7 @@ from fagen.lang.attention import attention
 from fagen.lang.program import Options, Program
 from fagen.lang.trace import Traced
 from fagen.lang.untraced import keep_outside, torch_traces_expressions
-from fagen.torch_op import Callee, Outputs
-
-F = TypeVar("F", bound=Callable[..., Any])
+from fagen.torch_op import Callee, Key, Outputs, constant
 
 _TENSOR_PARTS = ("bias", "sink")
 _WHOLE_GRAPHS = torch_traces_expressions()
@@ -94,15 +92,6 @@ def _completed(kernel: Held, args: Sequence[Any]) -> Sequence[Any]:
 # ------------------------------------------------------------------------------------------- torch.compile
 
 
-def _constant(function: F) -> F:
-    """Have torch call a function while it traces; what `torch.compiler.assume_constant_result` does.
-
-    That one imports the compiler, which a process that never compiles need not wait for.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def _program_operator(program: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Outputs:
     names, arguments, defaults = _names(program.key)
     given = {**dict(defaults), **dict(zip(names, args, strict=False)), **kwargs}
@@ -144,7 +133,7 @@ def _outside() -> Callable[..., Tensor | Outputs]:
 keep_outside([_outside])
 
 
-@_constant
+@constant
 def _names(key: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]]:
     """The parameters of a program, those that are arguments of its kernels, and the defaults of these."""
     signature = named(key).signature
@@ -152,66 +141,83 @@ def _names(key: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str,
     return signature.names, arguments, tuple(signature.defaults.items())
 
 
-@_constant
-def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> str:
+@constant
+def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> Key:
     program: Program = named(key)
 
-    def values(given: Sequence[Any]) -> tuple[Traced, tuple[Any, ...]]:
-        traced = program.trace(**dict(zip(names, map(_number, constants), strict=True)))
-        return traced, (*given, *traced.captured)
+    def trace(_: Sequence[Any]) -> Traced:
+        return program.trace(**dict(zip(names, map(_number, constants), strict=True)))
 
-    return _registered(program.name, values, program.option, numbers_of(program.signature.arguments))
+    return _registered(program.name, trace, program.option, numbers_of(program.signature.arguments))
 
 
 # Each part is a parameter of its own: torch guards an object it is given directly by its identity.
-@_constant
-def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | None, **others: Any) -> str:
-    def values(given: Sequence[Any]) -> tuple[Traced, tuple[Any, ...]]:
+@constant
+def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | None, **others: Any) -> Key:
+    def trace(parts: Sequence[Any]) -> Traced:
         numbers = {name: _number(value) for name, value in others.items()}
-        traced = attention(**{**numbers, **dict(zip(taken, given[3:], strict=True))})
-        return traced, (*given[:3], *traced.captured)
+        return attention(**{**numbers, **dict(zip(taken, parts, strict=False))})
 
-    return _registered("attention", values, Options(deterministic, family), (None,) * (3 + len(taken)))
+    return _registered("attention", trace, Options(deterministic, family), (None,) * 3, len(taken))
 
 
-@_constant
-def _kernel_key(key: str, count: int) -> str:
+@constant
+def _kernel_key(key: str, count: int) -> Key:
     kernel: Held = named(key)
     compiled = kernel.compiled
     graph = compiled.problem.graph
 
-    def run(given: Sequence[Any]) -> Outputs:
-        return seeded(graph, _completed(kernel, given), kernel.option, compiled)
+    def run(given: Sequence[Any], seed: Tensor | None) -> Outputs:
+        return compute(graph, _completed(kernel, given), kernel.option, compiled, seed)
 
     def shapes(given: Sequence[Any]) -> Outputs:
-        return empty_and_seed(graph, _completed(kernel, given))
+        return empty_outputs(graph, _completed(kernel, given))
 
-    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor) -> Sequence[Tensor]:
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor | None) -> Sequence[Tensor]:
         raise UsageError(
             "the gradient was asked for, and a kernel compiled ahead of time has one direction",
             call=graph.name,
             works="call the program or fagen.attention; torch.no_grad() says that no gradient is wanted",
         )
 
-    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers_of(graph.arguments[:count])))
+    numbers = numbers_of(graph.arguments[:count])
+    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers, graph.random))
 
 
-def _registered(name: str, values: Any, options: Options, numbers: Any) -> str:
-    """The key of a callee that traces anew each time; ``values`` gives what was traced and all values."""
+def _registered(
+    name: str, trace: Callable[[Sequence[Any]], Traced], options: Options, numbers: Any, parts: int = 0
+) -> Key:
+    """The key of a callee that is traced anew each time.
 
-    def run(given: Sequence[Any]) -> Outputs:
-        traced, every = values(given)
-        return seeded(traced.graph, every, options)
+    Behind its own arguments, of which ``numbers`` tells, it is given as many tensors as it has ``parts``,
+    which tracing captures. Whether it is random shows without them, and stays as it is: torch's graph draws a
+    seed or does not.
+    """
+    own, random = len(numbers), trace(()).graph.random
+
+    def with_captured(given: Sequence[Any]) -> tuple[Graph, tuple[Any, ...]]:
+        graph, captured = trace(given[own:])
+        if graph.random and not random:
+            raise UsageError(
+                "it has dropout now, and had none when torch compiled the call",
+                call=name,
+                works="give the rate as an argument, or call torch._dynamo.reset()",
+            )
+        return graph, (*given[:own], *captured)
+
+    def run(given: Sequence[Any], seed: Tensor | None) -> Outputs:
+        graph, every = with_captured(given)
+        return compute(graph, every, options, seed=seed)
 
     def shapes(given: Sequence[Any]) -> Outputs:
-        traced, every = values(given)
-        return empty_and_seed(traced.graph, every)
+        graph, every = with_captured(given)
+        return empty_outputs(graph, every)
 
-    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor) -> Sequence[Tensor]:
-        traced, every = values(given)
-        found = iter(gradients_of(traced.graph, every, options, incoming, seed))
+    def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor | None) -> Sequence[Tensor]:
+        graph, every = with_captured(given)
+        found = iter(gradients_of(graph, every, options, incoming, seed))
         floats = (isinstance(value, Tensor) and value.is_floating_point() for value in every)
         by_place = [next(found) if is_float else None for is_float in floats]
         return [each for each in by_place[: len(given)] if each is not None]
 
-    return torch_op.register(Callee(name, run, shapes, gradients, numbers))
+    return torch_op.register(Callee(name, run, shapes, gradients, (*numbers, *[None] * parts), random))

@@ -30,10 +30,9 @@ from fagen.run import launch
 from fagen.run.emulate import Checker, Memory, Schedule
 from fagen.run.recipe import Packer, Recipe, blocks
 from fagen.run.tensor_map import NEAR, TensorMap, geometry
-from fagen.torch_op import Outputs
+from fagen.torch_op import Outputs, draw_seed
 
 _MOST_MAPS = 4096  # of a tensor, by its address, before they are forgotten
-_SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
 def length_of(axis: Axis, sizes: Mapping[Axis, int]) -> int:
@@ -241,11 +240,6 @@ class _Maps(dict[int, bytes]):
             self.clear()
         found = self[address] = self._encoded(self._map(address))
         return found
-
-
-def draw_seed(device: torch.device) -> Tensor:
-    """A 64-bit seed from torch's generator of a device, on the device."""
-    return torch.randint(*_SEED_RANGE, (1,), dtype=torch.int64, device=device)
 
 
 class OnGpu(Prepared):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fagen.calls.dispatch import compute
-from fagen.calls.prepared import draw_seed, emulation
+from fagen.calls.prepared import emulation
 from fagen.calls.values import DTYPE_OF
 from fagen.compile import Compiled
 from fagen.derive.gradient import Gradient
@@ -28,6 +28,7 @@ from fagen.plan.plan import Storage
 from fagen.run.cache import load_key
 from fagen.run.emulate import Checker, Schedule
 from fagen.study.tables import Table
+from fagen.torch_op import draw_seed
 
 Device: TypeAlias = Literal["gpu", "emulator"]
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import fagen as fg
-from fagen.calls.prepared import draw_seed, emulation
+from fagen.calls.prepared import emulation
 from fagen.errors import PlanError
 from fagen.ir.reference import compare, eager, evaluate
 from fagen.lang.attention import attention
+from fagen.torch_op import draw_seed
 
 Queries, Keys, Values = fg.Tensor["b h q d"], fg.Tensor["b hk kv d"], fg.Tensor["b hk kv dv"]
 

@@ -20,11 +20,11 @@ from torch import Tensor
 import fagen as fg
 from api_cases import CASES, require_attention, require_right, tensors
 from fagen.calls import dispatch
-from fagen.calls.prepared import draw_seed
 from fagen.errors import LaunchError
 from fagen.lang.attention import attention as traced_attention
 from fagen.run.launch import gpu
 from fagen.run.toolchain import find_nvcc
+from fagen.torch_op import draw_seed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 

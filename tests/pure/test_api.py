@@ -296,6 +296,21 @@ def test_the_reference_runs_under_a_checkpoint() -> None:
     torch.testing.assert_close(torch.autograd.grad(out.square().sum(), given), expected)
 
 
+def test_dropout_that_comes_after_torch_compiled_the_call_is_refused() -> None:
+    rate = 0.0
+
+    @fg.program
+    def sometimes(q: fg.Tensor["b h q d"], k: fg.Tensor["b hk kv d"], v: fg.Tensor["b hk kv dv"]):  # type: ignore[no-untyped-def]
+        return fg.dot(fg.dropout(fg.softmax(fg.dot(q, k, over="d"), over="kv"), rate), v, over="kv")
+
+    given = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    compiled = torch.compile(sometimes.options(family="reference"), backend="eager")
+    compiled(*given)
+    rate = 0.5
+    with pytest.raises(UsageError, match=r"sometimes: it has dropout now, .*give the rate as an argument"):
+        compiled(*given)
+
+
 # -------------------------------------------------------------------------------------- kernels ahead of time
 
 
