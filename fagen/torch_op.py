@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from fagen.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Outputs: TypeAlias = "tuple[Tensor, ...]"
@@ -24,7 +25,9 @@ Run: TypeAlias = "Callable[..., Outputs]"
 
 
 class Recorded(Protocol):
-    """Calls with the same facts, in both directions."""
+    """Calls with the same facts, in both directions; ``name`` is that of their program."""
+
+    name: str
 
     def forward(self, given: Sequence[Any]) -> tuple[Outputs, Outputs, Tensor | None]:
         """The outputs for the values of a call, what else the other direction reads, and the seed."""
@@ -50,13 +53,38 @@ class Call(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradient of each value that wants one."""
+        """The gradient of each value that wants one, behind `_Once` where torch records it."""
         saved = iter(ctx.saved_tensors)
         values = [next(saved) if number is None else number[0] for number in ctx.numbers]
         seed = next(saved)
-        return None, *ctx.both.backward(values, tuple(saved), gradients, seed)
+        with torch.no_grad():
+            found = ctx.both.backward(values, tuple(saved), gradients, seed)
+        if torch.is_grad_enabled():
+            apply: Any = _Once.apply
+            found = apply(ctx.both.name, found, *values, *gradients)
+        return None, *found
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that have none themselves: without it these would be taken for 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str, found: Sequence[Tensor | None], *of: object
+    ) -> tuple[Tensor | None, ...]:
+        """What was found, as a function of the values and gradients it is of."""
+        ctx.name = name
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple[None, ...]:
+        """Raise a UsageError that names the program."""
+        raise UsageError(
+            "a gradient was differentiated, and kernels have first derivatives alone",
+            call=ctx.name,
+            works='family="reference" has all',
+        )
 
 
 # ---------------------------------------------------------------------------------------------- random bits

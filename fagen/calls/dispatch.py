@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fagen import torch_op
+from fagen.calls.derivatives import in_forward_mode, require_plain
 from fagen.calls.prepared import OnEmulator, OnGpu, length_of, output_shapes
 from fagen.calls.recent import MOST_RECENT, Recent
 from fagen.calls.values import (
@@ -28,6 +29,7 @@ from fagen.calls.values import (
     autocasts,
     check_dtypes,
     read,
+    require_fp32,
     storages,
 )
 from fagen.compile import Compiled, compile_problem, problem_of, require_an_order
@@ -88,15 +90,10 @@ def compute(
     held = kernel or graph
     asked = id(held), options.family, options.deterministic, _records()
     modes = _modes()
-    run = None if modes else _recalled(asked, given)
+    run = None if modes or in_forward_mode() else _recalled(asked, given)
     if run is not None:
         return run(given) if seed is None else run(given, seed)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise UsageError(
-            "kernels cannot be transformed by torch.func, as by vmap, grad or jvp",
-            call=graph.name,
-            works="call it outside of them; many calls at once are one call with a longer batch",
-        )
+    require_plain(graph.name, given)
     if seed is None and modes:  # a mode of torch sees one operator
         return torch_op.through_operator(_operator_key(graph, options, kernel), given)
     facts: list[Any] = [*asked]
@@ -245,6 +242,7 @@ class _Backward:
 
     def __init__(self, values: Values, options: Options, wanted: frozenset[int]) -> None:
         self.graph = values.graph
+        self.name = values.graph.name
         self.options = options
         self.wanted = wanted
         self.broadcast = _broadcast(values)
@@ -273,6 +271,7 @@ class _Backward:
         self, given: Sequence[Any], outputs: Outputs, incoming: Sequence[Tensor | None], seed: Tensor | None
     ) -> list[Tensor | None]:
         """The gradient of each argument; None where none is wanted."""
+        require_plain(self.name, (*given, *incoming))
         both = gradient(
             self.graph,
             self.wanted,
@@ -445,6 +444,8 @@ def _reference(values: Values) -> Run:
     dtypes = output_dtypes(values)
 
     def run(given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
+        if torch.float64 not in dtypes:
+            require_fp32(graph, given)
         device = next(value.device for value in given if isinstance(value, Tensor))
         number = int(draw_seed(device) if seed is None else seed) if graph.random else 0
         outputs = evaluate(graph, given, seed=number)

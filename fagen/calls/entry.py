@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fagen import torch_op
+from fagen.calls.derivatives import require_plain
 from fagen.calls.dispatch import call, compute, empty_outputs, gradients_of, numbers_of
 from fagen.calls.keys import named
 from fagen.compile import Compiled
@@ -144,6 +145,7 @@ def _names(key: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str,
 @constant
 def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> Key:
     program: Program = named(key)
+    require_plain(program.name, ())
 
     def trace(_: Sequence[Any]) -> Traced:
         return program.trace(**dict(zip(names, map(_number, constants), strict=True)))
@@ -154,6 +156,8 @@ def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> Key:
 # Each part is a parameter of its own: torch guards an object it is given directly by its identity.
 @constant
 def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | None, **others: Any) -> Key:
+    require_plain("attention", ())
+
     def trace(parts: Sequence[Any]) -> Traced:
         numbers = {name: _number(value) for name, value in others.items()}
         return attention(**{**numbers, **dict(zip(taken, parts, strict=False))})
@@ -166,6 +170,7 @@ def _kernel_key(key: str, count: int) -> Key:
     kernel: Held = named(key)
     compiled = kernel.compiled
     graph = compiled.problem.graph
+    require_plain(graph.name, ())
 
     def run(given: Sequence[Any], seed: Tensor | None) -> Outputs:
         return compute(graph, _completed(kernel, given), kernel.option, compiled, seed)

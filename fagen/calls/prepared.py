@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fagen.calls.values import DTYPE_OF, Values
+from fagen.calls.values import DTYPE_OF, Values, require_fp32
 from fagen.compile import Compiled
 from fagen.emit.params import Field, TensorId, has_maps
 from fagen.errors import UsageError
 from fagen.ir.graph import Axis, Graph
 from fagen.ir.show import length_name
+from fagen.lang.expr import beyond_fp32
 from fagen.plan.plan import STORAGE_BYTES
 from fagen.run import launch
 from fagen.run.emulate import Checker, Memory, Schedule
@@ -158,6 +159,7 @@ class Prepared:
 
     def __init__(self, values: Values, recipe: Recipe, sizes: Mapping[Axis, int], most_blocks: int) -> None:
         graph, memory = values.graph, _Memory(values, recipe, sizes)
+        self.graph = graph
         self.name = graph.name
         self.device = values.device
         self.outputs = [
@@ -216,15 +218,17 @@ class Prepared:
     def pack(self, memory: Sequence[Any], given: Sequence[Any]) -> bytes:
         """The parameter struct, for ``memory`` in the order of `_Memory` and the call's own values."""
         addresses = [memory[place].data_ptr() for place in self.places]
-        scalars = self.packer.scalars
+        numbers = [given[position] for position in self.packer.scalars]
+        if any(map(beyond_fp32, numbers)):
+            require_fp32(self.graph, given)
         try:
-            return self.packer(addresses, [given[position] for position in scalars] if scalars else ())
+            return self.packer(addresses, numbers)
         except struct.error as error:
-            numbers = {self._names[position]: given[position] for position in self.packer.scalars}
+            values = {self._names[position]: given[position] for position in self.packer.scalars}
             raise UsageError(
                 f"a number does not fit its parameter: {error}",
                 call=self.name,
-                values=numbers,
+                values=values,
                 works="whole numbers have 32 bits",
             ) from None
 

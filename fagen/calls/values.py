@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from fagen.compile import feature_axes
 from fagen.errors import DtypeError, UsageError
 from fagen.ir.check import bind_dtypes, bind_sizes
 from fagen.ir.graph import Axis, Graph, Input, Kind, Scalar
+from fagen.lang.expr import LARGEST, beyond_fp32
 from fagen.plan.plan import Storage
 
 STORAGE_OF: Mapping[torch.dtype, Storage] = {
@@ -156,6 +158,13 @@ def check_dtypes(values: Values) -> None:
         [None if dtype is None else _kind(dtype) for dtype in given],
         [None if dtype is None else _word(dtype) for dtype in given],
     )
+
+
+def require_fp32(graph: Graph, given: Sequence[Any]) -> None:
+    """UsageError for a finite number that kernels would read as an infinite one."""
+    for argument, value in zip(graph.arguments, given, strict=True):
+        if isinstance(argument, Scalar) and beyond_fp32(value):
+            raise UsageError(f"{argument.name} is too large a number", call=graph.name, works=LARGEST)
 
 
 @lru_cache(maxsize=64)

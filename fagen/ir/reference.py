@@ -136,25 +136,33 @@ class _Selecting(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted, tensors = ctx.needs_input_grad[1:], ctx.saved_tensors
+        wanted, tensors, again = ctx.needs_input_grad[1:], ctx.saved_tensors, torch.is_grad_enabled()
         with torch.enable_grad():
             operands = [
-                tensor.detach().expand(gradient.shape).requires_grad_(want)
+                tensor.expand(gradient.shape)
+                if again and want
+                else tensor.detach().expand(gradient.shape).requires_grad_(want)
                 for tensor, want in zip(tensors, wanted, strict=True)
             ]
             result = _MEANING[ctx.op](*operands)
             asked = [operand for operand, want in zip(operands, wanted, strict=True) if want]
-            derivatives = iter(torch.autograd.grad(result, asked, torch.ones_like(result)))
+            ones = torch.ones_like(result)
+            derivatives = iter(torch.autograd.grad(result, asked, ones, create_graph=again))
         gradients: list[Tensor | None] = [None]
         for tensor, want in zip(tensors, wanted, strict=True):
             if not want:
                 gradients.append(None)
                 continue
             derivative = next(derivatives)
-            nothing = (gradient == 0) | (derivative == 0)
-            product = torch.where(nothing, 0.0, gradient * derivative)
+            product = _selected_derivative(gradient, derivative)
             gradients.append(product.sum_to_size(tensor.shape).to(tensor.dtype))
         return tuple(gradients)
+
+
+def _selected_derivative(gradient: Tensor, derivative: Tensor) -> Tensor:
+    """Their product, in which 0 times anything is 0; itself differentiable, also where one of them is 0."""
+    nothing = ((gradient == 0) | (derivative == 0)) & ~(gradient * derivative).isfinite()
+    return torch.where(nothing, 0.0, gradient) * torch.where(nothing, 0.0, derivative)
 
 
 # --------------------------------------------------------------------------------------------- contractions

@@ -11,8 +11,10 @@ from fagen.errors import DtypeError
 from fagen.ir.graph import FALSE, Axis, Graph, Input, Node, Scalar, split_heads
 from fagen.lang.axes import parse_layout
 from fagen.lang.expr import (
+    LARGEST,
     Expr,
     Tracing,
+    beyond_fp32,
     capture,
     captures_of,
     describe,
@@ -146,10 +148,9 @@ def _scale(scale: float | Expr) -> Expr:
     if not is_number(scale):
         works = 'it is a number; one on the device is fg.capture(scale, "")'
         raise fault(f"scale is {shown(scale)}", works=works, kind=DtypeError)
-    try:
-        return scalar(float(scale), name="scale")
-    except OverflowError:
-        raise fault("scale is too large a number", works="scores are computed in fp32") from None
+    if beyond_fp32(scale):
+        raise fault("scale is too large a number", works=LARGEST)
+    return scalar(float(scale), name="scale")
 
 
 def _scored(function: Any, name: str, s: Expr) -> Expr:

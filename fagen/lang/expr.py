@@ -87,6 +87,18 @@ def is_number(value: Any, whole: bool = False) -> bool:
     return isinstance(value, numbers.Integral if whole else numbers.Real) and kind is not bool
 
 
+_BEYOND_FP32 = float(2**128 - 2**103)
+
+
+def beyond_fp32(value: float | int) -> bool:
+    """Whether a finite number becomes infinite where it is rounded to fp32, in which scores are computed."""
+    return _BEYOND_FP32 <= abs(value) < math.inf
+
+
+LARGEST = "numbers are fp32, of which the largest finite one is 3.4e38; fg.inf is infinite"
+"""What works in place of a number beyond fp32."""
+
+
 def is_tensor(value: object) -> bool:
     """Whether ``value`` is a tensor of torch, or an array that looks like one."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Number)
@@ -187,12 +199,15 @@ def fault(
 
 @lru_cache(maxsize=4096, typed=True)
 def _const(value: float | int | bool) -> Const:
+    if beyond_fp32(value):
+        raise fault(f"{value:g} is too large a number", works=LARGEST)
     return Const(value)
 
 
 def _integer(x: int | bool) -> Const:
     if not -(2**63) <= x < 2**63:
-        raise fault(f"{x} is no integer of 64 bits", works=f"as a floating-point number it is {float(x):g}")
+        works = LARGEST if beyond_fp32(x) else f"as a floating-point number it is {float(x):g}"
+        raise fault(f"{shown(x)} is no integer of 64 bits", works=works)
     return _const(x)
 
 

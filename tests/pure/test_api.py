@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from fagen.plan.arch import arch_for
 from fagen.run.build import Built, Resources
 from fagen.run.toolchain import Target
 from fagen.study.explain import explain
+from fagen.torch_op import Call
 
 compiling = sys.modules["fagen.compile"]  # `fagen.compile` is the function
 
@@ -168,6 +171,11 @@ def test_a_number_beyond_its_parameter_is_refused(monkeypatch: pytest.MonkeyPatc
         UsageError, match=r"scaled: a number does not fit its parameter.*width = 2,147,483,648"
     ):
         scaled(**arguments(width=2**31))
+    for number in (1e39, -3.5e38, 10**400):
+        with pytest.raises(UsageError, match=r"scaled: strength is too large a number; .* 3\.4e38"):
+            scaled(**arguments(strength=number))
+    scaled(**arguments(strength=math.inf))
+    scaled(**arguments(strength=-3.4e38))
 
 
 # ------------------------------------------------------------------------------ shapes, reference, operator
@@ -309,6 +317,40 @@ def test_dropout_that_comes_after_torch_compiled_the_call_is_refused() -> None:
     rate = 0.5
     with pytest.raises(UsageError, match=r"sometimes: it has dropout now, .*give the rate as an argument"):
         compiled(*given)
+
+
+class Doubled:
+    """Calls that give twice a tensor; a `torch_op.Recorded`."""
+
+    name = "doubled"
+
+    def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], None]:
+        return (2 * given[0],), (), None
+
+    def backward(
+        self, given: object, outputs: object, incoming: Sequence[Tensor], seed: object
+    ) -> list[Tensor | None]:
+        return [2 * incoming[0], None]
+
+
+def test_a_gradient_is_not_differentiated_unsaid() -> None:
+    x, unread = torch.ones(3, requires_grad=True), torch.ones(3)
+    (out,) = Call.apply(Doubled(), x, unread)
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    assert gradient.tolist() == [2, 2, 2]
+    message = "doubled: a gradient was differentiated, and kernels have first derivatives alone; family="
+    with pytest.raises(UsageError, match=message):
+        (gradient.sum() + x.sum()).backward()
+    with pytest.raises(UsageError, match=message):  # torch takes it by the derivative of a gradient
+        torch.autograd.functional.jvp(lambda x: Call.apply(Doubled(), x, unread), x, torch.ones(3))
+
+
+def test_a_transform_within_torch_compile_is_refused() -> None:
+    def attend(x: Tensor) -> Tensor:
+        return fg.attention(x, x, x, mask=fg.causal()).sum()
+
+    with pytest.raises(Exception, match=r"attention: kernels cannot be transformed by torch\.func"):
+        torch.compile(torch.func.grad(attend), backend="eager")(torch.zeros(2, 1, 4, 8))
 
 
 # -------------------------------------------------------------------------------------- kernels ahead of time

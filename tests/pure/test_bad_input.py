@@ -6,10 +6,12 @@ In this file there is no compiler: a kernel that got as far as being compiled ra
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import fagen as fg
 from command_line import fagen, mistake
@@ -17,6 +19,7 @@ from fagen.api import Kernel
 from fagen.compile import compile_problem, problem_of
 from fagen.errors import DtypeError, FagenError, PlanError, ToolchainError, UsageError
 from fagen.lang.attention import attention as attention_graph
+from fagen.lang.expr import LARGEST
 from fagen.lang.program import Options
 
 Q = fg.Tensor["b h q d"]
@@ -86,6 +89,11 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu")
 
 X = tensor(2, 4, 8, 16)
 UNSEEN = tensor(2, 4, 8, 37)  # no other test of this process has built a kernel for it
+
+
+def with_a_tangent(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    with forward_ad.dual_level():
+        return function(forward_ad.make_dual(X, torch.ones_like(X)))
 
 
 @fg.program
@@ -189,7 +197,7 @@ CALLS = {
     "a scale beyond fp64": (
         lambda: fg.attention(X, X, X, scale=10**400),
         UsageError,
-        "attention: scale is too large a number; scores are computed in fp32",
+        "attention: scale is too large a number; " + LARGEST,
     ),
     "a layout that is a list": (
         lambda: fg.attention(X, X, X, layout=["bhsd"]),
@@ -248,6 +256,33 @@ CALLS = {
         UsageError,
         "attention: kernels cannot be transformed by torch.func, as by vmap, grad or jvp; call it outside of "
         "them; many calls at once are one call with a longer batch",
+    ),
+    "a tangent": (
+        lambda: with_a_tangent(lambda x: fg.attention(x, X, X)),
+        UsageError,
+        "attention: a tensor carries a tangent, and kernels have no derivative in forward mode; call "
+        'backward(), or torch.autograd.functional.jvp with family="reference"',
+    ),
+    "a tangent under torch.compile": (
+        lambda: with_a_tangent(torch.compile(lambda x: fg.attention(x, X, X), backend="eager")),
+        UsageError,
+        "attention: a tensor carries a tangent, and kernels have no derivative in forward mode; call "
+        'backward(), or torch.autograd.functional.jvp with family="reference"',
+    ),
+    "a constant beyond fp32": (
+        lambda: fg.attention(X, X, X, score=lambda s: fg.where(fg.kv <= fg.q, s, -1e39)),
+        UsageError,
+        "attention: -1e+39 is too large a number; " + LARGEST,
+    ),
+    "an integer beyond everything": (
+        lambda: fg.attention(X, X, X, score=lambda s: s + 10**39),
+        UsageError,
+        f"attention: {10**39} is no integer of 64 bits; " + LARGEST,
+    ),
+    "a number beyond fp32 for the reference": (
+        lambda: fg.attention(X, X, X, score=lambda s: s + fg.scalar(1e39, name="shift"), family="reference"),
+        UsageError,
+        "attention: shift is too large a number; " + LARGEST,
     ),
     "a program in another": (
         lambda: outer(X),

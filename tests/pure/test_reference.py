@@ -101,6 +101,21 @@ def test_gradcheck_of_a_program_with_every_operation():
     assert torch.autograd.gradcheck(lambda *args: evaluate(graph, args), (*leaves, scale))
 
 
+def test_second_derivatives_and_those_in_forward_mode():
+    def named(q, k, v):
+        return evaluate(attention(mask=fg.causal(), score=fg.softcap(3.0)).graph, (q, k, v))[0]
+
+    def eager(q, k, v):
+        s = 3 * torch.tanh(q @ k.mT / 6)
+        return s.masked_fill(torch.ones(3, 3).triu(1).bool(), -torch.inf).softmax(-1) @ v
+
+    leaves = tuple(tensors((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 2)))
+    assert torch.autograd.gradgradcheck(named, leaves, fast_mode=True)
+    tangents = tuple(torch.randn_like(leaf) for leaf in leaves)
+    mine = torch.autograd.functional.jvp(named, leaves, tangents)
+    torch.testing.assert_close(mine, torch.autograd.functional.jvp(eager, leaves, tangents))
+
+
 def test_contraction_over_query_heads_and_an_axis_of_ones_own():
     @fg.program
     def talking(
