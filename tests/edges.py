@@ -655,6 +655,21 @@ def test_statistics_ignore_dropout(device: str, dtype: torch.dtype) -> None:
     require(nothing, traced_attention(**parts, dropout=1.0), given)
 
 
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+def test_a_rate_near_one_leaves_fp16_room(device: str, family: str) -> None:
+    """In one half scores are higher by less than a maximum may lag behind; what is left is scaled by 1000."""
+    need(device, family)
+    for high in (slice(None, 200), slice(200, None)):
+        q, k, v = tensors(device, torch.float16, kv_len=400)
+        q[:], k[:] = 0.0, 0.0
+        q[..., 0], k[..., high, 0] = 4.0, 5.3
+        torch.manual_seed(4)
+        seed = int(draw_seed(q.device))
+        torch.manual_seed(4)
+        out = fg.attention(q, k, v, dropout=0.999, family=family)
+        require(out, traced_attention(dropout=0.999), (q, k, v), seed)
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
 def test_a_rate_that_is_no_probability_is_refused(device: str, rate: float) -> None:
     with pytest.raises(ValueError, match=r"rate|dropout"):

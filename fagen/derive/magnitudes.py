@@ -10,7 +10,7 @@ from fagen.derive.walk import Stage, State, Walk
 from fagen.ir import graph as ir
 from fagen.ir.graph import MINUS_INF, ONE, TRUE, ZERO, Input, Map, Node, Reduce, Symbol
 
-_FP16_MAX = 65504.0
+FP16_MAX = 65504.0
 
 
 class Magnitudes:
@@ -43,11 +43,15 @@ class Magnitudes:
         return max(-low, high)
 
     def fit_fp16(self, weights: Node) -> bool:
-        """Whether ``weights`` may be rounded to fp16: they are bounded, or gradients, whose size a user
-        chooses and which torch's own operations round to it, too."""
+        """Whether ``weights`` may be rounded to fp16."""
+        return self.weight(weights) <= FP16_MAX
+
+    def weight(self, weights: Node) -> float:
+        """A bound on the size of ``weights``; 0 for gradients, whose size a user chooses and which torch's
+        own operations round to fp16, too."""
         whole = ir.walk([ir.substitute(weights, self._products)])
         is_gradient = any(isinstance(node, Input) and node.is_gradient for node in whole)
-        return is_gradient or self.largest(weights) <= _FP16_MAX
+        return 0.0 if is_gradient else self.largest(weights)
 
     def nonpositive(self, exponent: Node) -> bool:
         """Whether a running or finished maximum is taken from a value it is the maximum of."""
@@ -120,9 +124,10 @@ class Magnitudes:
         return x is value
 
 
-def may_exceed_fp16(stage: Stage) -> bool:
-    """Whether a factor of a stage's weighted sums may be larger than fp16 holds."""
-    magnitudes = Magnitudes()
+def largest_weight(stage: Stage) -> float:
+    """A bound on the size of the factors of a stage's weighted sums, gradients aside; infinite where none is
+    proven."""
+    magnitudes, largest = Magnitudes(), 0.0
     for walk in stage.walks:
         magnitudes.enter(walk)
         for state in walk.states:
@@ -130,6 +135,10 @@ def may_exceed_fp16(stage: Stage) -> bool:
                 magnitudes.add_maximum(state, walk.guard)
         weighted = (state for state in walk.states if state.operand is not None and state.features)
         values = [*(term_of(state)[0] for state in weighted), *(partial.value for partial in walk.partials)]
-        if not all(map(magnitudes.fit_fp16, values)):
-            return True
-    return False
+        largest = max(largest, *map(magnitudes.weight, values), 0.0)
+    return largest
+
+
+def may_exceed_fp16(stage: Stage) -> bool:
+    """Whether a factor of a stage's weighted sums may be larger than fp16 holds."""
+    return largest_weight(stage) > FP16_MAX

@@ -6,6 +6,7 @@ how a maximum may lag behind, and how results leave.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,6 +15,7 @@ from typing import Any, Literal, cast
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, RowPlace
 from fagen.derive.invariance import free_references
+from fagen.derive.magnitudes import FP16_MAX, largest_weight
 from fagen.derive.running import old
 from fagen.derive.signs import falls
 from fagen.derive.terms import term_of
@@ -89,6 +91,10 @@ _PLACES = {
 }
 _QUAD_COLUMNS = 32
 """Columns that four lanes exchange at once."""
+_LANES = 4
+"""Threads that share a row."""
+_SLACK, _EXCEEDED = 5.5, 245.0
+"""A free maximum stays as long as it is exceeded by no more, and what such powers are at most."""
 _CACHE_BYTES = 16 << 20
 """Of what heads that are worked on at once read and add to along the walk: a part of the L2 cache."""
 
@@ -656,7 +662,12 @@ def forward_roles(scope: Scope) -> ForwardRoles:
 class _Builder(LoopBuilder):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self.free = {reference.maximum for reference in free_references(scope.kernel.stage)}
+        self.room = self._room()
+        self.free = (
+            {reference.maximum for reference in free_references(scope.kernel.stage)}
+            if self.room >= _EXCEEDED
+            else set()
+        )
         self.levels_made = levels(self.stage)
         self.kept = kept(self.levels_made)
         self.divided = self.kernel.roles is not None and self.kernel.roles.divided
@@ -806,6 +817,12 @@ class _Builder(LoopBuilder):
         record = f"walk{tiles.index(place)}" if place in tiles else f"operand{apart.index(place)}"
         return self.tile(f"operand{number}", record, *place), record
 
+    def _room(self) -> float:
+        """How many times as large weights may be rounded as they are measured from their maximum."""
+        if not any(tile.storage == "fp16" for tile in self.kernel.shared):
+            return math.inf
+        return FP16_MAX / (largest_weight(self.stage) or 1.0)
+
     def masked(self, walk: Walk) -> Node | None:
         """Of products made level by level also a product: a term that does not count is one with 0 then."""
         found = super().masked(walk)
@@ -847,7 +864,8 @@ class _Builder(LoopBuilder):
         others = [state for state in walk.states if state.op != "max"]
         if len(self.stage.walks) > 1 or self.levels_made or len(maxima) != 1 or not walk.products:
             return None
-        if not self.masks_products(walk, self.masked(walk)):
+        columns = self.kernel.block_walk // _LANES
+        if not self.masks_products(walk, self.masked(walk)) or self.room < columns * _EXCEEDED:
             return None
         (top,) = maxima
         if texts[top].slack is None or levels[top] or any(levels[state] != 1 for state in others):
@@ -917,9 +935,9 @@ class _Builder(LoopBuilder):
         for name, constant in _PLACES.items():
             if name in at:
                 addresses[constant] = at[name]
-        slack = "float", "SLACK = 5.5f", "a free maximum may be exceeded by so much"
+        slack = "float", f"SLACK = {_SLACK}f", "a free maximum may be exceeded by so much"
         if self.lags:
-            most = "SLACK = 5.5f, MOST = COLUMNS * 245.0f"
+            most = f"SLACK = {_SLACK}f, MOST = COLUMNS * {_EXCEEDED:.1f}f"
             slack = "float", most, "how far a maximum lags; exp of that in each column"
         shares = [f"{name} = {count}" for name, count, _ in self.shares.values()]
         return [
@@ -941,7 +959,7 @@ class _Builder(LoopBuilder):
             ),
             (
                 "int",
-                ", ".join([f"LANES = 4, ROWS = 2, COLUMNS = {walk} / LANES", *shares]),
+                ", ".join([f"LANES = {_LANES}, ROWS = 2, COLUMNS = {walk} / LANES", *shares]),
                 "of a consumer's thread",
             ),
             *(

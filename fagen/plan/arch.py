@@ -172,19 +172,23 @@ class Family:
     tensor_cores  multiply on tensor cores: 16-bit operands, all of one type
     adds          add partial sums to memory, of all blocks in no fixed order
     roles         give warps roles: some copy, others multiply
+    plain         multiply number by number: operands of any type, and stages that are no loop over tiles
     """
 
     tensor_cores: bool = False
     adds: bool = False
     roles: bool = False
+    plain: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
-    "simt": Family(),
+    "simt": Family(plain=True),
     "sm80": Family(tensor_cores=True, adds=True),
     "sm90": Family(tensor_cores=True, adds=True, roles=True),
 }
 """All kernel families there are."""
+PLAIN = next(name for name, family in FAMILIES.items() if family.plain)
+"""The family of what no other runs."""
 
 _OLDEST, _TENSOR_CORES = 75, 80
 _ALIASES = {"a10": "RTX 3090"}

@@ -17,7 +17,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import KEY_AXIS, Axis, Node, Symbol
 from fagen.ir.stack import room_for
 from fagen.plan import warpgroups
-from fagen.plan.arch import FAMILIES, Arch, arch_for
+from fagen.plan.arch import FAMILIES, PLAIN, Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives, near_positions
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
 from fagen.plan.prepare import prepare
@@ -192,7 +192,7 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     """The families that may run a stage of the problem, in the order in which they are tried."""
     if problem.family is None:
         if problem.tiling != "registers":
-            return ("simt",)
+            return (PLAIN,)
         return arch.families[::-1]
     if problem.family not in arch.families:
         where = arch.said if arch.emulated else f"{arch.name} ({arch.target})"
@@ -207,7 +207,7 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
 
 
 def _first(used: Sequence[str], families: Sequence[str]) -> str:
-    """The first of ``families`` that is used; stages without tile products are simt in all of them."""
+    """The first of ``families`` that is used; stages without tile products are plain in all of them."""
     return next((family for family in families if family in used), used[0])
 
 
@@ -275,7 +275,7 @@ def _by_result(stage: Stage) -> list[Stage]:
 def _choose(
     stage: Stage, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
 ) -> _Choice:
-    """The first of ``families`` with tiles that fit; a stage without tile products is simt in all."""
+    """The first of ``families`` with tiles that fit; a stage without tile products is plain in all."""
     refused: list[Rejected] = []
     for family in families:
         found = _chosen(stage, problem, arch, lengths, family)
@@ -289,7 +289,7 @@ def _choose(
         raise PlanError(f"family {last.candidate!r} can't run it: {last.reason}", works="another family does")
     schedule = schedule_of(stage)
     axis = tile_axis_of(stage, schedule)
-    raise refusal(stage, schedule, axis, problem, arch, "simt" if "simt" in families else families[-1])
+    raise refusal(stage, schedule, axis, problem, arch, PLAIN if PLAIN in families else families[-1])
 
 
 def _chosen(
@@ -300,7 +300,7 @@ def _chosen(
     require_sizes(stage, schedule, problem)
     axis = tile_axis_of(stage, schedule)
     if schedule not in LOOPS:
-        family = "simt"
+        family = PLAIN
     roles = FAMILIES[family].roles
     how = "forward_roles" if roles else _loop_of(stage, schedule, family)
     counts = profile(stage, schedule if roles else how, axis, problem)

@@ -6,6 +6,10 @@ import torch
 import fagen as fg
 from edges import *  # noqa: F403
 from edges import need, require, tensors, traced_attention
+from fagen.calls.dispatch import problem_for
+from fagen.calls.values import read
+from fagen.compile import compile_problem
+from fagen.lang.program import Options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 
@@ -47,26 +51,52 @@ def test_a_thousand_calls_of_a_large_batch_give_the_same_bits(family: str, head_
     assert int(differ) == 0
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def lengths_around_tiles(block_q: int, block_kv: int) -> list[tuple[int, int]]:
+    """Numbers of queries and keys beside whole tiles, and keys that are parts of one."""
+    rows, columns = (
+        [block * times + more for times in (1, 2, 3) for more in (-1, 0, 1)] for block in (block_q, block_kv)
+    )
+    lengths = [(q_len, kv_len) for q_len in rows for kv_len in columns]
+    return lengths + [(rows[0], n) for n in range(15, columns[2] + 2, 16)]
+
+
+def require_causal(
+    family: str, head_dim: int, heads: tuple[int, int], lengths: list[tuple[int, int]]
+) -> None:
+    traced = traced_attention(mask=fg.causal(), return_lse=True)
+    for q_len, kv_len in lengths:
+        given = tensors("cuda", torch.bfloat16, heads=heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim)
+        print(f"{q_len} queries, {kv_len} keys")
+        found = fg.attention(*given, mask=fg.causal(), return_lse=True, family=family)
+        require(found, traced, given)
+
+
+by_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
+
+
+@by_head_dim
 @pytest.mark.parametrize("family", ["sm80", "sm90"])
 def test_lengths_around_every_edge_of_a_tile(family: str, head_dim: int) -> None:
-    """Of both kinds of tiles, as the planner has them for many queries."""
+    """As the planner has tiles for many queries."""
     need("cuda", family)
     arch = f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"
     asked = {"head_dim": head_dim, "dtype": "bf16", "arch": arch, "family": family}
     (kernel,) = fg.compile(mask=fg.causal(), **asked).plan.kernels
-    traced = traced_attention(mask=fg.causal(), return_lse=True)
-    rows, columns = (
-        [block * times + more for times in (1, 2, 3) for more in (-1, 0, 1)]
-        for block in (kernel.block_own, kernel.block_walk)
-    )
-    lengths = [(q_len, kv_len) for q_len in rows for kv_len in columns]
-    lengths += [(rows[0], n) for n in range(15, columns[2] + 2, 16)]  # parts of a tile
-    for q_len, kv_len in lengths:
-        given = tensors("cuda", torch.bfloat16, heads=(2, 1), q_len=q_len, kv_len=kv_len, head_dim=head_dim)
-        print(f"{q_len} queries, {kv_len} keys")
-        found = fg.attention(*given, mask=fg.causal(), return_lse=True, family=family)
-        require(found, traced, given)
+    require_causal(family, head_dim, (2, 1), lengths_around_tiles(kernel.block_own, kernel.block_walk))
+
+
+@by_head_dim
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+def test_lengths_around_every_edge_of_a_tile_of_few_queries(family: str, head_dim: int) -> None:
+    """As calls of few queries have them: rows of a group of heads may lie in one."""
+    need("cuda", family)
+    most = 32
+    few = tensors("cuda", torch.bfloat16, heads=(4, 1), q_len=1, head_dim=head_dim)
+    values = read(traced_attention(mask=fg.causal(), return_lse=True).graph, few)
+    problem = problem_for(values, Options(family=family), values.sizes())
+    kernel = compile_problem(problem).plan.kernels[0]
+    around = lengths_around_tiles(kernel.block_own // problem.group, kernel.block_walk)
+    require_causal(family, head_dim, (4, 1), [pair for pair in around if 0 < pair[0] <= most])
 
 
 def test_a_long_run_needs_little_more_memory_than_its_tensors() -> None:
