@@ -9,7 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,51 +96,65 @@ def calls(device: str, arch: str) -> dict[str, Callable[[], object]]:
 
 
 _LOAD_SCRIPT = """
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 import fagen as fg
 import fagen.calls.entry
 import torch
 q, k, v = (torch.zeros(1, 1, 16, 64, device="cuda").half() for _ in range(3))
-fg.attention(q, k, v, mask=fg.sliding_window(2))  # what a process does once: digests, driver, compiler
-times = []
-for width in range(3, 13):
+def seconds(width):
     start = time.perf_counter()
     fg.attention(q, k, v, mask=fg.sliding_window(width))
-    times.append((time.perf_counter() - start) * 1e6)
-print(sorted(times)[len(times) // 2])
+    return time.perf_counter() - start
+widths = range(2, 8)
+if sys.argv[1:] == ["fill"]:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(seconds, widths))
+else:  # the first is slower: what a process does once, digests, driver, compiler
+    _, *taken = map(seconds, widths)
+    print(sorted(taken)[len(taken) // 2] * 1e6)
 """
 
 
-def load_microseconds() -> float:
-    """The median time of a first call whose kernel is in the cache, in a new process."""
-    command = [sys.executable, "-c", _LOAD_SCRIPT]
-    subprocess.run(command, check=True, capture_output=True)  # fills the cache
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def _loading(*arguments: str) -> subprocess.Popen[str]:
+    """A new process that calls kernels for the first time: ``fill`` puts them into the cache."""
+    command = [sys.executable, "-c", _LOAD_SCRIPT, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def measure(arch: str, tell: Callable[[str, int, int], None]) -> list[Overhead]:
-    """All of it, on the current GPU, which is one of the row ``arch``."""
+def _ended(process: subprocess.Popen[str]) -> str:
+    """What it has printed, when it has ended."""
+    out, err = process.communicate()
+    if process.returncode:
+        raise RuntimeError(err)
+    return out
+
+
+def measure(arch: str, tell: Callable[[str, int, int], None]) -> Iterator[Overhead]:
+    """All of it, one after another, on the current GPU, which is one of the row ``arch``.
+
+    What is timed is compiled before, all at once: one after another these kernels take a minute.
+    """
     import torch
 
-    found = []
     timed = calls("cuda", arch)
+    parts = len(timed) + 1
+    tell("compile", 0, 0)
+    filling = _loading("fill")
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda call: call(), timed.values()))
+    _ended(filling)
     for call in timed.values():  # a process that has just compiled is slower for a while
         microseconds(call, torch.cuda.synchronize)
     for done, (name, call) in enumerate(timed.items()):
-        tell(name, done, len(timed) + 1)
-        found.append(Overhead(name, microseconds(call, torch.cuda.synchronize), BUDGETS_US.get(name)))
-    tell(LOAD, len(timed), len(timed) + 1)
-    return [*found, Overhead(LOAD, load_microseconds(), LOAD_BUDGET_US)]
+        tell(name, done, parts)
+        yield Overhead(name, microseconds(call, torch.cuda.synchronize), BUDGETS_US.get(name))
+    tell(LOAD, parts - 1, parts)
+    yield Overhead(LOAD, float(_ended(_loading())), LOAD_BUDGET_US)
 
 
-def rows(found: list[Overhead]) -> list[dict[str, str]]:
-    """The table."""
-    return [
-        {
-            "call": each.call,
-            "us of the host": f"{each.microseconds:,.1f}",
-            "at most": "" if each.budget is None else f"{each.budget:,.0f}",
-            "": "" if each.ok else "LATE",
-        }
-        for each in found
-    ]
+def line(found: Overhead) -> str:
+    """A row of the table."""
+    budget = "" if found.budget is None else f"  at most {found.budget:,.0f}"
+    return f"{found.call:<32}{found.microseconds:>10,.1f}{budget}{'' if found.ok else '  LATE'}"

@@ -30,6 +30,7 @@ from fagen.calls.values import (
     check_dtypes,
     read,
     require_fp32,
+    side_by_side,
     storages,
 )
 from fagen.compile import Compiled, compile_problem, problem_of, require_an_order
@@ -291,7 +292,9 @@ class _Backward:
                 found.append(outputs[places[both.forward.outputs[place].node]])
             else:
                 value = incoming[place]
-                found.append(torch.zeros_like(outputs[place]) if value is None else value.resolve_neg())
+                found.append(
+                    torch.zeros_like(outputs[place]) if value is None else side_by_side(value.resolve_neg())
+                )
         results = dict(
             zip(both.wanted, _compute_backward(both, found, self.options, given, seed), strict=True)
         )

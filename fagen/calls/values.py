@@ -203,6 +203,17 @@ def aligned(values: Values) -> tuple[bool, ...]:
     return () if all(found) else found
 
 
+def side_by_side(tensor: Tensor) -> Tensor:
+    """A gradient as it came, or a copy of it that may be read 16 bytes at a time where it may not.
+
+    Of an expanded one, as that of a sum is, each row is else read number by number, by every block anew.
+    """
+    apart = tensor.itemsize == 2 and tensor.dim() > 0 and not _is_aligned(tensor)
+    if not apart or tensor.shape[-1] * tensor.itemsize % READ_BYTES:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def _is_aligned(tensor: Tensor) -> bool:
     if tensor.dim() == 0 or tensor.data_ptr() % READ_BYTES:
         return False

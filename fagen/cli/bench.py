@@ -212,10 +212,12 @@ def _figure_overhead(json: Path | None) -> NoReturn:
     from fagen.bench import overhead
     from fagen.study.versions import device_name
 
+    print(f"microseconds of the host a call, medians, {device_name(device)}", flush=True)
+    found = []
     with show.progress() as progress:
-        found = overhead.measure(row_of(device), progress)
-    print(f"microseconds of the host a call, medians, {device_name(device)}")
-    show.table(overhead.rows(found))
+        for each in overhead.measure(row_of(device), progress):
+            print(overhead.line(each), flush=True)
+            found.append(each)
     if json is not None:
         json.write_text(json_format.dumps([asdict(each) for each in found], indent=1) + "\n")
     raise typer.Exit(0 if all(each.ok for each in found) else 1)

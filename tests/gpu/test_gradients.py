@@ -162,6 +162,15 @@ def test_b16_incoming_gradients_of_16_bits_may_have_any_strides(family: str, hea
         require_right(given, found, [incoming], mask=fg.causal())
 
 
+def test_a_gradient_that_is_expanded_costs_no_better_kernel(family: str) -> None:
+    """That of a sum has the same bits as one that lies in memory as a whole: the same kernels read both."""
+    given = [learned(2, 4, 70, 64, seed=i) for i in range(3)]
+    out = fg.attention(*given, mask=fg.causal(), family=family, deterministic=True)
+    found = torch.autograd.grad(out.sum(), given, retain_graph=True)
+    expected = torch.autograd.grad(out, given, torch.ones_like(out))
+    assert all(map(torch.equal, found, expected))
+
+
 def test_b20_gradients_under_a_mask_of_more_than_2_to_the_31_pairs() -> None:
     length = 49_999
     given = [learned(1, 8, length, 64, seed=i) for i in range(3)]

@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 import fagen as fg
-from fagen.calls.values import aligned, read
+from fagen.calls.values import aligned, read, side_by_side
 from fagen.compile import Compiled, compile_problem, graph_digest, judged
 from fagen.errors import BuildError, DtypeError, PlanError, UsageError
 from fagen.lang.attention import attention as traced_attention
@@ -196,6 +196,12 @@ def test_only_rows_with_features_side_by_side_are_read_16_bytes_at_a_time() -> N
         (torch.zeros(1, 2, 8, 17).half()[..., 1:], False),
     ):
         assert aligned(read(graph, (plain, k, plain))) == (() if expected else (True, False, True))
+        copied = side_by_side(k)
+        assert (copied is k) == expected
+        assert torch.equal(copied, k)
+        assert aligned(read(graph, (plain, copied, plain))) == ()
+    for other in (one.float().expand(1, 2, 8, 16), one.expand(1, 2, 8, 17), one.sum()):
+        assert side_by_side(other) is other, "a copy is read no better"
 
 
 def test_meta_tensors_get_outputs_that_are_only_shapes() -> None:

@@ -593,7 +593,25 @@ def test_the_time_of_a_call_is_a_median_over_rounds():
         True,
         True,
     ]
-    assert [row[""] for row in overhead.rows([late, overhead.Overhead("y", 9.0)])] == ["LATE", ""]
+    assert overhead.line(late) == f"{'kernel':<32}      31.0  at most 30  LATE"
+    assert overhead.line(overhead.Overhead("y", 1234.56)) == f"{'y':<32}   1,234.6"
+
+
+def test_kernels_are_compiled_before_a_call_is_timed(monkeypatch: pytest.MonkeyPatch):
+    log = []
+    asked = {"kernel": lambda: log.append("kernel"), "other": lambda: log.append("other")}
+    monkeypatch.setattr(overhead, "calls", lambda device, arch: asked)
+    monkeypatch.setattr(overhead, "_loading", lambda *arguments: arguments)
+    monkeypatch.setattr(overhead, "_ended", lambda process: log.append(process) or "2500.0")
+    monkeypatch.setattr(overhead, "microseconds", lambda call, _: log.append("timed") or 7.0)
+    found = list(overhead.measure("H200", lambda *told: None))
+    assert set(log[:2]) == {"kernel", "other"}
+    assert log[2:] == [("fill",), *["timed"] * 4, ()]
+    assert [(each.call, each.microseconds, each.budget) for each in found] == [
+        ("kernel", 7.0, 20.0),
+        ("other", 7.0, None),
+        (overhead.LOAD, 2500.0, 20_000.0),
+    ]
 
 
 def test_every_call_whose_time_is_taken_is_one():
