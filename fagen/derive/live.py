@@ -7,7 +7,7 @@ these tiles, the cost model counts them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,8 @@ from fagen.ir.graph import (
     Load,
     Map,
     Node,
-    Scalar,
     Size,
-    conjunction,
-    disjunction,
     index,
-    walk,
 )
 
 Array: TypeAlias = NDArray[Any]
@@ -172,53 +168,6 @@ def live_tiles(
         [(int(tile), "full" if full[row, tile] else "partial") for tile in np.flatnonzero(may[row])]
         for row in range(own_tiles)
     ]
-
-
-class Share(NamedTuple):
-    """How many of all pairs of tiles are computed, and how many without a test, from 0 to 1."""
-
-    live: float
-    full: float
-
-
-def live_share(
-    guard: Node,
-    own_axis: Axis,
-    walk_axis: Axis,
-    sizes: Mapping[Axis, int],
-    block_own: int,
-    block_walk: int,
-    scalars: Mapping[Node, Any] | None = None,
-) -> Share:
-    """What `live_tiles` would leave, before the tables are known, and scalars that are not given.
-
-    Conditions on them may be anything; axes other than the two are taken at position 0.
-    """
-    pairs = -(-sizes[own_axis] // block_own) * -(-sizes[walk_axis] // block_walk)
-    if pairs == 0:
-        return Share(0.0, 0.0)
-
-    def known(node: Node, otherwise: bool) -> Node:
-        """``node`` where what depends on a table or an unknown scalar is ``otherwise``."""
-        if isinstance(node, Map) and node.op in ("and", "or"):
-            join = conjunction if node.op == "and" else disjunction
-            return join(*(known(arg, otherwise) for arg in node.args))
-        beyond = any(
-            isinstance(part, Input) or (isinstance(part, Scalar) and part not in (scalars or {}))
-            for part in walk([node])
-        )
-        return Const(otherwise) if beyond else node
-
-    counts = []
-    for otherwise in (True, False):
-        condition = known(guard, otherwise)
-        fixed = {axis: 0 for axis in condition.axes if axis not in (own_axis, walk_axis)}
-        counts.append(
-            live_tiles(condition, own_axis, walk_axis, sizes, block_own, block_walk, scalars, fixed)
-        )
-    live = sum(len(row) for row in counts[0])
-    full = sum(kind == "full" for row in counts[1] for _, kind in row)
-    return Share(live / pairs, full / pairs)
 
 
 def _classes(

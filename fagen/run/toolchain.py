@@ -66,11 +66,6 @@ class Cxx:
     found_by: str
     version_text: str
 
-    @property
-    def is_clang(self) -> bool:
-        """Whether this is clang++, whatever name it is called by."""
-        return "clang" in self.version_text
-
 
 _answers: dict[tuple[str | int, ...], str] = {}
 

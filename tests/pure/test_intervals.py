@@ -16,7 +16,7 @@ from fagen.derive.intervals import (
     row_places,
     sought,
 )
-from fagen.derive.live import live_share, live_tiles
+from fagen.derive.live import live_tiles
 from fagen.ir.graph import (
     FALSE,
     TRUE,
@@ -424,20 +424,6 @@ def test_other_axes_are_fixed():
             mask.node, allowed, {"q": 50, "kv": 90, "b": 3}, tables_of(mask), ((16, 16), (16, 64)), {"b": row}
         )
         assert extra == 0
-
-
-def test_share_before_tables_are_known():
-    sizes = {"q": 1024, "kv": 1024}
-    share = live_share(fg.causal().node, "q", "kv", sizes, 64, 64)
-    assert share == (136 / 256, 120 / 256)
-    doc = Input("doc", 0, ("position",), "int", True)
-    same = conjunction(le(load(doc, (q,)), load(doc, (kv,))), le(kv, q))
-    assert live_share(same, "q", "kv", sizes, 64, 64) == (136 / 256, 0)
-    left = Scalar("left", 1, "int")
-    window = conjunction(le(kv, q), le(sub(q, kv), left))
-    assert live_share(window, "q", "kv", sizes, 64, 64) == (136 / 256, 0)
-    assert live_share(window, "q", "kv", sizes, 64, 64, {left: 63}) == (31 / 256, 0)
-    assert live_share(window, "q", "kv", {"q": 0, "kv": 5}, 64, 64) == (0, 0)
 
 
 # ------------------------------------------------------------------------------------------------- widths
