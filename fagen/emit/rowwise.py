@@ -262,6 +262,10 @@ class _Builder:
     def vector(self, tensor: Tensor) -> VectorText:
         """Where the neighbours of ``tensor`` are in a row."""
         scope = self.scope
+        if tensor.layout == (self.walk_axis,):  # the one row there is
+            return VectorText(
+                f"{tensor.name}_part", tensor.storage, f"&{tensor.pointer}[first]", "load_vector"
+            )
         first = {self.walk_axis: scope.codes.leaf("first" if tensor.whole else "0", "int32")}
         row = scope.store(scope.lowering(self.leaves, addresses=first), tensor)
         split = scope.split([(row, ROW)])

@@ -62,6 +62,23 @@ def small_plan(
         return plan(replace(problem_of(graph, values), family="sm80", aligned=aligned))
 
 
+def test_a_vector_of_weights_is_read_in_pieces() -> None:
+    """It has no row: the same for all."""
+
+    @fg.program
+    def gated(
+        q: fg.Tensor["b h q d"], k: fg.Tensor["b hk kv d"], v: fg.Tensor["b hk kv dv"], w: fg.Tensor["d"]
+    ):
+        s = fg.dot(q, k, over="d") * 0.2
+        return fg.dot(fg.softmax(s, over="kv"), v, over="kv") * fg.sigmoid(fg.dot(q, w, over="d"))
+
+    values = [*tensors(), torch.linspace(-1, 1, HEAD_DIM).half()]
+    graph = gated.trace().graph
+    run = Run(plan(replace(problem_of(graph, values), family="sm80")))
+    assert "load_vector<8>(&p.B[first])" in run.emitted.text
+    assert is_right(run, values)
+
+
 class Without(Run):
     """A plan's text with the part from ``begin`` to ``end`` left out."""
 
