@@ -288,7 +288,7 @@ def compile(
 def _by_axis(graph: Graph, lengths: Mapping[str, int]) -> dict[str, int]:
     """Lengths by axis, given as ``batch``, ``q_heads``, ``q_len``, ...; heads as ``hk`` and ``g``."""
     names = {name: axis for axis, name in LENGTHS.items()} | {"q_heads": "h"}
-    axes = {axis for argument in graph.arguments for axis in argument.axes} | {"h", "g"}
+    axes = dict.fromkeys(axis for argument in graph.arguments for axis in argument.axes)
     names |= {length_name(axis): axis for axis in axes if axis not in LENGTHS}
     if unknown := set(lengths) - set(names):
         raise UsageError(

@@ -229,9 +229,10 @@ def _mask(mask: Any) -> Expr | bool:
         )
     if callable(mask):
         name = getattr(mask, "__name__", "mask")
-        raise fault(
-            f"mask is the function {name}", works="call it, or give a score as score=", kind=DtypeError
-        )
+        works = "a mask is a condition such as fg.kv <= fg.q; a function of the score is given as score="
+        if getattr(mask, "builds", False):
+            works = f"call it first: {name}()"
+        raise fault(f"mask is the function {name}", works=works, kind=DtypeError)
     if isinstance(mask, Expr) and mask.node.kind != "bool":
         raise fault(
             f"mask is {describe(mask.node)}, which is no truth value",

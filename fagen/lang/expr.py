@@ -278,6 +278,16 @@ class Expr:
         self.captures = captures
         self.label = label
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refuse operations of torch; those of a tensor's operators leave the operator to us then."""
+        import fagen.lang
+
+        name = getattr(function, "__name__", "operation")
+        has = hasattr(fagen.lang, name)
+        works = f"fg.{name} takes it" if has else "fagen has operations of its own: fg.exp, fg.where, fg.sum"
+        raise fault(f"torch's {name} is called on an expression", works=works, kind=DtypeError)
+
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The axes it depends on, ``h`` as ``hk`` and ``g``."""

@@ -203,6 +203,8 @@ def arch_for(name: str | tuple[int, int]) -> Arch:
     """
     if isinstance(name, tuple):
         return _of_capability(name[0] * 10 + name[1], str(name))
+    if not isinstance(name, str):
+        raise _unknown(name)
     word = name.strip().lower()
     for row in ROWS:
         if word in (row.name.lower(), row.name.lower().replace(" ", "")):
@@ -230,7 +232,7 @@ def _of_capability(capability: int, asked: str) -> Arch:
     return replace(like, name=f"sm_{capability}", target=f"sm_{capability}")
 
 
-def _unknown(asked: str) -> PlanError:
+def _unknown(asked: object) -> PlanError:
     known = ", ".join(dict.fromkeys(name for row in ROWS for name in (row.name, row.target)))
     return PlanError(
         f"no GPU is known as {asked!r}", works=f"arch= takes {known} or any sm_ from sm_{_OLDEST} on"

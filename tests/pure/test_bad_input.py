@@ -257,6 +257,27 @@ CALLS = {
         "attention: kernels cannot be transformed by torch.func, as by vmap, grad or jvp; call it outside of "
         "them; many calls at once are one call with a longer batch",
     ),
+    "an operation of torch on a score": (
+        lambda: fg.attention(X, X, X, score=torch.tanh),
+        DtypeError,
+        "attention: torch's tanh is called on an expression; fg.tanh takes it",
+    ),
+    "an operation of torch that there is not": (
+        lambda: fg.attention(X, X, X, score=lambda s: torch.cumsum(s, 0)),
+        DtypeError,
+        "attention: torch's cumsum is called on an expression; fagen has operations of its own: fg.exp, ",
+    ),
+    "a tensor times a score": (
+        lambda: fg.attention(X, X, X, score=lambda s: X * s),
+        DtypeError,
+        "attention: a tensor of shape (2, 4, 8, 16) stands in an expression; name its axes: "
+        'fg.capture(tensor, "b q")',
+    ),
+    "a number for a GPU": (
+        lambda: fg.compile(head_dim=64, arch=90),
+        PlanError,
+        "no GPU is known as 90; arch= takes generic, ",
+    ),
     "a tangent": (
         lambda: with_a_tangent(lambda x: fg.attention(x, X, X)),
         UsageError,
@@ -304,7 +325,7 @@ CALLS = {
     "a mask that is not called": (
         lambda: fg.attention(X, X, X, mask=fg.causal),
         DtypeError,
-        "attention: mask is the function causal; call it, or give a score as score=",
+        "attention: mask is the function causal; call it first: causal()",
     ),
     "mixed dtypes": (
         lambda: fg.attention(X, X, X.half()),
@@ -451,7 +472,8 @@ COMMANDS = {
     ),
     "score as a mask": (
         ["--mask", "softcap(3)"],
-        "attention: mask is the function <lambda>; call it, or give a score as score=",
+        "attention: mask is the function <lambda>; a mask is a condition such as fg.kv <= fg.q; a function "
+        "of the score is given as score=",
     ),
     "head dim": (
         ["--head-dim", 40_000, "--dtype", "fp32", "--arch", "sm_86"],

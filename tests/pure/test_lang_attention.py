@@ -152,10 +152,10 @@ BOOL = torch.zeros(3, 3, dtype=torch.bool)
     [
         (
             {"mask": lambda s: s},
-            "attention: mask is the function <lambda>; call it, or give a score as score=",
+            "attention: mask is the function <lambda>; a mask is a condition such as fg.kv <= fg.q; ",
         ),
-        ({"mask": fg.causal}, "attention: mask is the function causal; call it"),
-        ({"mask": fg.softcap(3.0)}, "attention: mask is the function .*; call it, or give a score as score="),
+        ({"mask": fg.causal}, "attention: mask is the function causal; call it first: causal()"),
+        ({"mask": fg.softcap(3.0)}, "attention: mask is the function .* of the score is given as score="),
         ({"mask": fg.q - fg.kv}, "attention: mask is q - kv, which is no truth value; a mask is a condition"),
         ({"mask": BOOL}, r"attention: mask is a tensor of shape \(3, 3\); name its axes: fg.capture\(mask"),
         ({"mask": "causal"}, "attention: mask is 'causal'; a mask is a condition such as fg.kv <= fg.q"),
