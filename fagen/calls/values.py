@@ -59,7 +59,8 @@ def read(graph: Graph, given: Sequence[object]) -> Values:
     """The values of a call; UsageError or DtypeError for a number in a tensor's place, or for two devices."""
     if len(given) != len(graph.arguments):
         names = ", ".join(argument.name for argument in graph.arguments)
-        raise UsageError(f"{len(given)} values were given", call=graph.name, works=f"it takes {names}")
+        were = "1 value was" if len(given) == 1 else f"{len(given)} values were"
+        raise UsageError(f"{were} given", call=graph.name, works=f"it takes {names}")
     for argument, value in zip(graph.arguments, given, strict=True):
         _require(graph, argument, value)
     return Values(graph, tuple(given), _device(graph, given))

@@ -410,7 +410,7 @@ class Expr:
         nodes = tuple(_index_node(table, x) for x in given)
         if len(nodes) != len(table.layout):
             raise fault(
-                f"{describe(table)} is indexed by {len(nodes)} values",
+                f"{describe(table)} is indexed by {len(nodes)} value{'' if len(nodes) == 1 else 's'}",
                 works=f"give one for each of its axes {' '.join(table.layout)}",
             )
         return Expr(_load(table, nodes), captures_of(self, *given))

@@ -217,7 +217,11 @@ class _Reader:
         def function(*values: Any) -> Any:
             with self._one_sentence():
                 if len(values) != len(parameters):
-                    raise self._fault(f"{ast.unparse(node)} was given {len(values)} values")
+                    given = f"{len(values)} value{'' if len(values) == 1 else 's'}"
+                    raise self._fault(
+                        f"{ast.unparse(node)} was given {given}",
+                        "a score is a function of the score alone, in which b, h, q and kv are positions",
+                    )
                 return self._value(node.body, {**names, **dict(zip(parameters, values, strict=True))})
 
         function.label = ast.unparse(node)  # type: ignore[attr-defined]

@@ -206,7 +206,7 @@ def test_nothing_else_is_evaluated(text):
     ("text", "sentence"),
     [
         ("causal", "attention: score is kv <= q .*, a mask; give it as mask="),
-        ("lambda: 3", "--score: lambda ?: 3 was given 1 values"),
+        ("lambda: 3", "--score: lambda ?: 3 was given 1 value; a score is a function of the score alone"),
         ("lambda s, *rest: s", r"--score: lambda s, \*rest: s takes more than plain parameters"),
         ("lambda s: s.x", r"--score: s\.x cannot stand in an expression"),
         ("lambda s: foo(s)", "--score: foo is no name of the library"),

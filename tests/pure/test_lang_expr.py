@@ -221,7 +221,7 @@ DOC = Expr(ir.Input("doc", 3, ("b", "q"), "int", False))
         (lambda: fg.q + "1", "'1' is no number and no expression"),
         (lambda: fg.where(fg.q, 1.0, 2.0), "where chooses by a truth value, and q is none"),
         (lambda: (fg.q + 1)[fg.kv], "q \\+ 1 is computed, and only an argument or a captured tensor"),
-        (lambda: DOC[fg.q], r"doc\[b,q\] is indexed by 1 values; give one for each of its axes b q"),
+        (lambda: DOC[fg.q], r"doc\[b,q\] is indexed by 1 value; give one for each of its axes b q"),
         (
             lambda: DOC[fg.b, 0.5],
             r"doc\[b,q\] is indexed by 0.5, a floating-point value; an index is an integer",
