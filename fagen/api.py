@@ -181,7 +181,8 @@ class Kernel:
         """
         sizes = _by_axis(self.plan.problem.graph, lengths)
         notes = self.gradient.notes if self.gradient else ()
-        return explain(self.plan, sizes, tuned=self.compiled.tuned().values(), notes=notes)
+        tuned, built = self.compiled.tuned().values(), self.compiled.built
+        return explain(self.plan, sizes, tuned=tuned, notes=notes, built=built)
 
     def save(self, folder: str | Path) -> Path:
         """Write the .cu, its headers, the plan and a launcher with a checker; return the folder.

@@ -246,6 +246,11 @@ class Compiled:
                     found = self._binaries[arch, gpu] = self._taken(arch, gpu)
         return found
 
+    @property
+    def built(self) -> Mapping[str, Resources]:
+        """What the functions of the binary that was last asked for take, by name; none where none was."""
+        return next((binary.resources for binary in reversed(self._binaries.values())), {})
+
     def tuned(self) -> Mapping[str, Tuned]:
         """What measurements say of this problem, by the name of the GPU."""
         return recall(self._parts())
@@ -367,7 +372,7 @@ def judged(built: Built) -> tuple[str, int]:
     """
     stack_bytes, reasons = 0, []
     for function in built.functions.values():
-        spilled = function.spill_store_bytes + function.spill_load_bytes
+        spilled = function.spilled_bytes
         if spilled > FEW_SPILLED_BYTES:
             reasons.append(f"{function.name} spills {spilled} bytes of registers")
         stack_bytes = max(stack_bytes, 0 if spilled else function.stack_bytes)

@@ -8,7 +8,7 @@ loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -60,6 +60,11 @@ class Code:
     """What its name is made of, if it gets one."""
     every: int = 0
     """0, or it gets a name in any case and is the same for so many columns in a row."""
+
+    @property
+    def own_cost(self) -> int:
+        """Instructions beside those of its operands."""
+        return self.cost - sum(arg.cost for arg in self.args)
 
 
 LOAD = 8
@@ -299,8 +304,11 @@ class Splitter:
         self._field_names = {place: Names() for place in self.fields}
         self._known: dict[Code, str] = {}
 
-    def split(self, roots: Iterable[tuple[Code, Place]]) -> Split:
-        """Statements for what ``roots`` need; each stands in the text at the place given with it."""
+    def split(self, roots: Iterable[tuple[Code, Place]], again: Container[Place] = ()) -> Split:
+        """Statements for what ``roots`` need; each stands in the text at the place given with it.
+
+        What one instruction makes of names is made ``again`` wherever it is used, not kept at such places.
+        """
         uses: dict[Code, list[Place]] = {}
         home: dict[Code, Place] = {}
         roots = list(roots)
@@ -314,10 +322,13 @@ class Splitter:
         local: dict[Code, str] = {}
         statements: dict[Place, list[Statement]] = {}
         split = Split(statements, local, self._known)
+        beyond: dict[Code, int] = {}
         for code in order:
-            if not _worth(code, home[code], uses[code]):
-                continue
             place = home[code]
+            beyond[code] = code.own_cost + sum(beyond.get(arg, 0) for arg in code.args)
+            if not _worth(code, place, uses[code]) or (place in again and beyond[code] == 1):
+                continue
+            beyond[code] = 0
             further = any(use != place for use in uses[code])
             kind: Literal["local", "field", "array"] = "local"
             if further and place.element and not self.flat:

@@ -92,6 +92,10 @@ class LoopBuilder:
         """Whether all that is made of elements are weights, which are rounded to 16 bits."""
         self.coarse = False
         """Whether these are those of bf16."""
+        self.again: tuple[Place, ...] = ()
+        """Where a mask keeps nothing that one instruction makes."""
+        self.bounds_values = False
+        """Whether values of elements, which are no products, are masked from where those of their row end."""
         self.bits = scope.kernel.tiling == "fragments"
         """Whether the columns of a thread that count are told as the bits of a number."""
         self.finds_rows = self.bits
@@ -329,13 +333,15 @@ class LoopBuilder:
         guard_code = lower(walk.guard) if walk.guard is not TRUE else None
         masked = self.masked(walk)
         apart = self.masks_products(walk, masked)
-        if guard_code is not None and not apart:
-            roots[:0] = [(guard_code, ELEMENT._replace(phase=phase)) for phase in self.tested_at(levels)]
         loop = loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis)
         guard_split, (begins, ends, rest, sought) = None, self.bounds(walk, lower, number)
-        if guard_code is not None and apart:  # in a function of its own
+        by_bounds = apart or (self.bounds_values and masked is not None and not begins and not rest)
+        if guard_code is not None and not by_bounds:
+            roots[:0] = [(guard_code, ELEMENT._replace(phase=phase)) for phase in self.tested_at(levels)]
+        if guard_code is not None and by_bounds:
             tests = [*begins, *ends, *rest, *(lower(place.search.value) for place in sought)]
-            guard_split = scope.split([(code, ELEMENT) for code in tests])
+            at = ELEMENT if apart else ROW  # an end is not kept for elements whose values are
+            guard_split = scope.split([(code, at) for code in tests], self.again)
             self.column += guard_split.at(COLUMN)
         splits = self.splits(roots, max(levels.values(), default=0))
         every = list(dict.fromkeys(splits))

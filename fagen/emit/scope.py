@@ -4,7 +4,7 @@ words."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from fagen.derive.extent import Extent
@@ -87,9 +87,9 @@ class Surroundings:
         """Expressions at a point where ``leaves`` are known beside the positions along the grid."""
         return Lowering(self.expressions, {**self.grid, **leaves}, nonpositive, **others)
 
-    def split(self, roots: Iterable[tuple[Code, Place]]) -> Split:
+    def split(self, roots: Iterable[tuple[Code, Place]], again: Container[Place] = ()) -> Split:
         """Statements for ``roots``; those of the block are kept for its start."""
-        split = self.splitter.split(roots)
+        split = self.splitter.split(roots, again)
         self.block += split.at(BLOCK)
         return split
 

@@ -276,6 +276,11 @@ class WalkText:
         return "always" if state.condition is not None else self.mode
 
     @property
+    def ends_values(self) -> bool:
+        """Whether values of elements, not products, are masked from the end of their row on."""
+        return self.masked is not None and not self.apart and bool(self.bounds[1])
+
+    @property
     def counts(self) -> str:
         """The condition under which an element counts."""
         return self.counts_in(self.guard)
@@ -583,7 +588,8 @@ class ForwardLoop:
         """All that stands in the loop over columns of a phase."""
         texts = [statement.text for statement in phase.element]
         texts += [text for state in phase.states for text in (state.value, state.condition or "")]
-        return "\n".join([*texts, walk.counts_in(phase.guard)] if first else texts)
+        tested = first and not walk.ends_values
+        return "\n".join([*texts, walk.counts_in(phase.guard)] if tested else texts)
 
     @staticmethod
     def text_of_mask(walk: WalkText) -> str:

@@ -210,6 +210,9 @@ class KernelPlan:
     """Of a thread of the producer and of a consumer, where warps have roles."""
     held: bool = False
     """Whether warps keep the fragments of their rows in registers for the whole walk."""
+    spare: int = 0
+    """Registers that a thread is estimated to have beyond those that it needs; negative: a compiler may yet
+    do with what there is."""
     near: int = 0
     """Positions of the walk whose operands the L2 cache is to hold, where blocks read them faster than device
     memory gives them: blocks that read the same follow each other. 0 where that does not matter."""

@@ -392,6 +392,7 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         registers=warpgroups.group_registers(tiles.roles, counts.by_warp) if tiles.roles else None,
         group=counts.group,
         held=tiles.held,
+        spare=own.spare,
         near=near_positions(counts, tiles, arch_for(problem.arch)) if schedule == "forward_loop" else 0,
     )
 

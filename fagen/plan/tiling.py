@@ -306,11 +306,11 @@ def rank(
     """The `FINALISTS` that fit and those that need fewer registers or leave more, the fastest first, and all
     that don't fit, each with its reason.
 
-    Where none fits by the estimate, a family that was asked for has those that a compiler may make fit.
+    Where none fits by the estimate, there are those that a compiler may make fit.
     """
     model = Model(counts, lengths, arch)
     reasons = {tiles: misfit(model, tiles) for tiles in candidates(counts, problem, family)}
-    if None not in reasons.values() and problem.family is not None:
+    if None not in reasons.values():
         reasons = {tiles: misfit(model, tiles, least=True) for tiles in reasons}
     fits = [tiles for tiles, reason in reasons.items() if reason is None]
     rejected = [Rejected(str(tiles), reason) for tiles, reason in reasons.items() if reason is not None]

@@ -40,6 +40,11 @@ class Resources:
     static_shared_bytes: int
     barriers: int
 
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of registers that the text stores in memory and loads again."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
 
 @dataclass(frozen=True)
 class Built:

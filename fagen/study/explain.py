@@ -16,6 +16,7 @@ from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes, tiles_
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan
 from fagen.plan.profile import stage_roots
 from fagen.plan.tiling import representative_lengths
+from fagen.run.build import Resources
 from fagen.run.tuned import Tuned
 
 _MOST_UNFIT = 3
@@ -29,12 +30,13 @@ def explain(
     measured: float | None = None,
     tuned: Iterable[Tuned] = (),
     notes: Sequence[Note] = (),
+    built: Mapping[str, Resources] | None = None,
 ) -> str:
     """What ``plan`` does and why, as text.
 
     ``lengths`` are those of axes (others as they stand for the plan's class), ``measured`` seconds of a run,
     ``tuned`` what measurements on GPUs say of the plan's problem, ``notes`` how the program was
-    differentiated.
+    differentiated, ``built`` what a compiler says that each kernel takes.
     """
     arch = arch_for(plan.problem.arch)
     sizes = plan_lengths(plan, lengths or {})
@@ -48,7 +50,7 @@ def explain(
         ]
     lines += _derivation((*notes, *plan.notes))
     for kernel, cost in zip(plan.kernels, costs, strict=True):
-        lines += ["", *_kernel(kernel, cost, sizes, arch)]
+        lines += ["", *_kernel(kernel, cost, sizes, arch, (built or {}).get(kernel.function))]
     if len(plan.kernels) > 1:
         lines += ["", *_together(plan, costs, sizes)]
     if measured is not None:
@@ -107,7 +109,9 @@ def _derivation(notes: Sequence[Note]) -> list[str]:
     return lines
 
 
-def _kernel(kernel: KernelPlan, cost: Cost, sizes: Mapping[Axis, int], arch: Arch) -> list[str]:
+def _kernel(
+    kernel: KernelPlan, cost: Cost, sizes: Mapping[Axis, int], arch: Arch, used: Resources | None
+) -> list[str]:
     tiles = tiles_of(kernel)
     lines = [f"Kernel {kernel.function}: {kernel.schedule}, tiles {tiles}"]
     lines += _wrapped(_ownership(kernel), "  ")
@@ -116,6 +120,8 @@ def _kernel(kernel: KernelPlan, cost: Cost, sizes: Mapping[Axis, int], arch: Arc
         f"{cost.shared_bytes:,} of {arch.shared_block_bytes:,} bytes of shared memory, "
         f"about {cost.registers} registers a thread"
     )
+    if used is not None:
+        lines.append(f"  built, it takes {used.registers} registers a thread{_in_memory(used)}")
     for bounds, tile_count in zip(kernel.ranges, cost.walk_tiles, strict=False):
         if bounds is not None:
             lines += _mask(bounds, tile_count * kernel.block_walk / max(sizes[bounds.walk_axis], 1))
@@ -126,6 +132,13 @@ def _kernel(kernel: KernelPlan, cost: Cost, sizes: Mapping[Axis, int], arch: Arc
         rate = f" ({quantity(cost.flops / cost.seconds, 'flop/s')}, {intensity})"
     lines.append(f"  predicted {seconds(cost.seconds)}{rate}, bound by {cost.bound}")
     return lines
+
+
+def _in_memory(used: Resources) -> str:
+    """What a thread keeps in memory, for want of registers or for a function that it calls."""
+    if used.spilled_bytes:
+        return f"; {used.spilled_bytes} bytes of them are spilled, few enough to be faster than smaller tiles"
+    return f" and {used.stack_bytes} bytes of stack" if used.stack_bytes else ""
 
 
 def _ownership(kernel: KernelPlan) -> str:

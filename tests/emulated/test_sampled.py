@@ -1,7 +1,6 @@
 """The sample on the emulator: any mask with any score, length, dtype and layout is right."""
 
 import itertools
-import re
 
 import pytest
 
@@ -55,24 +54,18 @@ def _cases(family: str, every: int = 1, first: int = 0) -> list[Case]:
 
 @pytest.mark.parametrize("first", range(0, 8, 2))
 def test_hopper_takes_16_bits_in_its_own_family(first: int) -> None:
-    """But tensors that bulk copies can't reach, and where the registers of every tile are too few."""
+    """But tensors that bulk copies can't reach: registers are for a compiler to find."""
     for case in _cases("sm90", 16, first):
         call = case.draw("cpu", "sm90")
         values = read(call.traced.graph, call.values)
         asked = problem_of(values.graph, "H200", None, storages(values), values.sizes())
         made = plan(asked.read_as(aligned(values)))
-        reasons = [each.reason for each in made.rejected if each.candidate.startswith("sm90")]
-        if made.family == "sm90":
-            assert bulk_copied(call.tensors), repr(case)
+        if bulk_copied(call.tensors):
+            assert made.family == "sm90", repr(case)
             continue
         assert made.family == "sm80", repr(case)
-        if bulk_copied(call.tensors):
-            assert case.head_dim == 256, repr(case)
-            assert all(re.match(r"needs (about \d+ registers|[\d,]+ bytes)", each) for each in reasons), (
-                reasons
-            )
-        else:
-            assert any("no multiple of 16 bytes" in each for each in reasons), reasons
+        reasons = [each.reason for each in made.rejected if each.candidate.startswith("sm90")]
+        assert any("no multiple of 16 bytes" in each for each in reasons), reasons
 
 
 def _named(*parts: object) -> str:

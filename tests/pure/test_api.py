@@ -535,6 +535,7 @@ def test_the_next_candidate_is_built_where_one_spills(
 
     monkeypatch.setattr(compiling, "build", build)
     kernel = fresh_kernel(5)
+    assert kernel.built == {}
     first = kernel.source
     binary = kernel.binary()
     assert (binary.candidate, len(calls), len(set(calls))) == (2, 3, 3)
@@ -549,7 +550,19 @@ def test_the_next_candidate_is_built_where_one_spills(
     monkeypatch.setattr(compiling, "built_as", lambda key: replace(built("x"), key=key))
     assert again.binary().candidate == 2
     assert again.plan.rejected == kernel.plan.rejected, "the index holds them, too"
-    assert "Built before it, and rejected\n  candidate 0 (simt: " in explain(again.plan)
+    told = explain(again.plan, built=again.built)
+    assert "Built before it, and rejected\n  candidate 0 (simt: " in told
+    assert " ".join(told.split()).count("forward spills 4000 bytes of registers") == 2
+
+
+def test_what_was_taken_is_told_with_the_few_bytes_that_it_spills(
+    cold_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "build", lambda text, **_: built(text, registers=96, spill_load_bytes=40))
+    kernel = fg.compile(mask=fg.sliding_window(7), head_dim=64, arch="A100", family="simt")
+    assert "built, it takes" not in kernel.explain()
+    assert kernel.compiled.binary().candidate == 0
+    assert "built, it takes 96 registers a thread; 40 bytes of them are spilled" in kernel.explain()
 
 
 def with_families(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
