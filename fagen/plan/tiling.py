@@ -306,11 +306,13 @@ def rank(
     """The `FINALISTS` that fit and those that need fewer registers or leave more, the fastest first, and all
     that don't fit, each with its reason.
 
-    Where none fits by the estimate, there are those that a compiler may make fit.
+    Where none fits by the estimate, there are those that a compiler may make fit; of gradients, which more
+    kernels may compute, only in a family that was asked for.
     """
     model = Model(counts, lengths, arch)
     reasons = {tiles: misfit(model, tiles) for tiles in candidates(counts, problem, family)}
-    if None not in reasons.values():
+    may_fit = problem.family is not None or problem.graph.direction == "forward"
+    if None not in reasons.values() and may_fit:
         reasons = {tiles: misfit(model, tiles, least=True) for tiles in reasons}
     fits = [tiles for tiles, reason in reasons.items() if reason is None]
     rejected = [Rejected(str(tiles), reason) for tiles, reason in reasons.items() if reason is not None]

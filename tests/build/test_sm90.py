@@ -27,6 +27,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "causal 256": {"head_dim": 256, "mask": fg.causal(), "return_lse": True},
     "causal 192, 128": {"head_dim": 192, "v_head_dim": 128, "mask": fg.causal()},
     "causal 80": {"head_dim": 80, "mask": fg.causal()},
+    "prefixes 64": {"head_dim": 64, "mask": fg.prefix_lm(torch.tensor([3, 4]))},
+    "temperatures 128": {"head_dim": 128, "mask": fg.causal(), "score": fg.temperature(torch.ones(2))},
 }
 """Parts of the library, at head dims of each design."""
 BACKWARD: Mapping[str, Mapping[str, Any]] = {

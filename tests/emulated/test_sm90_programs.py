@@ -174,6 +174,37 @@ def test_maxima_may_be_exceeded(dtype: torch.dtype) -> None:
     assert error.abs().max() < 1e-5
 
 
+HEAT = torch.tensor([1.5, -0.7, 0.3, -2.0])
+PREFIX = torch.tensor([37, 70], dtype=torch.int32)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("name", ["heat", "prefix"])
+def test_few_registers_keep_no_tests_of_columns(name: str) -> None:
+    """Quotients by a table rise where products fall: they are masked, and not the products."""
+    generator = torch.Generator().manual_seed(13)
+    q, k, v = (
+        torch.randn(2, h, n, 64, generator=generator).bfloat16() for h, n in ((4, 200), (2, 330), (2, 330))
+    )
+    parts = {"mask": fg.prefix_lm(PREFIX)}
+    if name == "heat":
+        parts = {"mask": fg.causal(), "score": fg.temperature(HEAT)}
+    kernel = fg.compile(**parts, head_dim=64, dtype="bf16", arch="H100", return_lse=True)
+    assert ("at >= end) x0[c] = -INFINITY" in kernel.source) == (name == "heat")
+    assert "struct Column" not in kernel.source
+    with emulation(schedule="random", seed=7):
+        out, lse = kernel(q, k, v)
+    scores = q.double() @ k.double().repeat_interleave(2, 1).mT / 8
+    rows, columns = torch.arange(200)[:, None], torch.arange(330)
+    allowed = (columns <= rows) | (columns < PREFIX[:, None, None, None])
+    if name == "heat":
+        scores, allowed = scores / HEAT.double()[:, None, None], columns <= rows + 130
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    values = v.repeat_interleave(2, 1)
+    compare(out, scores.softmax(-1) @ values.double(), scores.softmax(-1).bfloat16() @ values).require(name)
+    assert (lse - scores.logsumexp(-1)).abs().max() < 1e-4
+
+
 @pytest.mark.cxx
 def test_random_bits_serve_several_columns() -> None:
     generator = torch.Generator().manual_seed(12)
