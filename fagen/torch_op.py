@@ -219,6 +219,7 @@ def _define() -> None:
         along = [torch.zeros_like(o) if g is None else g for o, g in pairs]
         results = iter(call_backward(ctx.key, along, list(tensors), ctx.numbers, seed))
         wanted = [next(results) if tensor.is_floating_point() else None for tensor in tensors]
-        return None, wanted, [None] * len(ctx.numbers), None
+        of_numbers: Any = None if ctx.numbers else []  # to torch an empty list is one of tensors
+        return None, wanted, of_numbers, None
 
     call.register_autograd(backward, setup_context=setup_context)

@@ -8,6 +8,8 @@ import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from fagen.errors import DtypeError, UsageError
@@ -61,6 +63,20 @@ class Program:
 
     def __deepcopy__(self: P, memo: object) -> P:
         return self  # it holds nothing of the module it is copied with
+
+    def __copy__(self: P) -> P:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as functions are, by name: with a model that holds it, or for another process."""
+        function = self.function
+        module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<lambda>")
+        if module is None or "<" in name:
+            raise fault(
+                f"the program {self.name} has no name in its module, by which it could be pickled",
+                works="define it at the top of a module",
+            )
+        return _by_name, (type(self), module, name, self.option)
 
     def options(self: P, *, deterministic: bool | None = None, family: str | None = None) -> P:
         """The same program, run otherwise; what is not given stays as it is."""
@@ -139,6 +155,14 @@ def program(function: Callable[..., Any]) -> Program:
     axes of your own before positions.
     """
     return Program(function)
+
+
+def _by_name(kind: type[Program], module: str, name: str, option: Options) -> Program:
+    """The program of a function that stands in a module, as a decorator or itself."""
+    found = attrgetter(name)(import_module(module))
+    if not isinstance(found, Program):
+        return kind(found, option)
+    return found if found.option == option else kind(found.function, option)
 
 
 def _innermost(function: object) -> object:

@@ -287,6 +287,15 @@ def test_torch_compile_gets_an_operator_with_a_gradient() -> None:
             torch.testing.assert_close(dynamic(q, *given[1:]), layer(q, *given[1:]))
 
 
+def test_gradients_of_a_program_with_numbers_are_compiled() -> None:
+    exact, given = scaled.options(family="reference"), arguments(strength=0.5)
+    given["q"] = torch.randn(2, 4, 5, 8, requires_grad=True)
+    compiled = torch.compile(lambda: exact(**given), backend="eager")
+    (found,) = torch.autograd.grad(compiled().square().sum(), given["q"])
+    (expected,) = torch.autograd.grad(exact(**given).square().sum(), given["q"])
+    torch.testing.assert_close(found, expected)
+
+
 def test_masks_made_inside_are_compiled() -> None:
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         near = fg.causal() & fg.sliding_window(3)

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import math
+import pickle
 import subprocess
 import sys
 import threading
@@ -511,6 +512,33 @@ def test_threads_trace_at_once():
 def test_a_copied_model_keeps_its_program():
     model = {"program": plain, "size": [1]}
     assert copy.deepcopy(model)["program"] is plain
+    assert copy.copy(plain) is plain
+
+
+def written(q: Q, k: K, v: V):
+    return fg.dot(fg.dot(q, k, over="d"), v, over="kv")
+
+
+made = fg.program(written)
+
+
+def test_a_program_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps({"program": plain}))["program"] is plain
+    other = plain.options(deterministic=True)
+    found = pickle.loads(pickle.dumps(other))
+    assert (found.function, found.option) == (plain.function, Options(deterministic=True))
+    assert found.trace().graph is plain.trace().graph
+    found = pickle.loads(pickle.dumps(made))
+    assert isinstance(found, fg.api.Program)
+    assert found.function is written
+
+    @fg.program
+    def local(q: Q, k: K):
+        return fg.dot(q, k, over="d")
+
+    for nameless in (local, fg.program(lambda q, k: q * k)):
+        with pytest.raises(UsageError, match="has no name in its module, by which it could be pickled"):
+            pickle.dumps(nameless)
 
 
 # -------------------------------------------------------------------------------------------------- options
