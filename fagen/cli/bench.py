@@ -155,6 +155,11 @@ def bench(
         families = [None if each.name == PLANNERS_CHOICE else each.name for each in ours]
         _tune(cells, families, few, protocol, workers, json)
     if model_only:
+        if peer is not None or json is not None or plot is not None or markdown:
+            raise UsageError(
+                "--model-only prints what is predicted of fagen alone",
+                works="leave --peer, --json, --plot and --markdown out",
+            )
         _show_model(cells, ours, arch)
         return
     others = () if peer == "none" else peers(_words(peer))

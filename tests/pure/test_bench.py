@@ -116,6 +116,11 @@ def test_what_is_given_replaces_what_the_grid_has():
         (["--figure", "width"], "--figure is 'width'; it is length or overhead"),
         (["--figure", "length", "--peer", "flash"], "--figure length has contenders of its own"),
         (["--figure", "overhead", "--model-only"], "no model predicts --figure overhead"),
+        (
+            ["--model-only", "--peer", "flash"],
+            "--model-only prints what is predicted of fagen alone; leave --peer",
+        ),
+        (["--model-only", "--json", "x.json"], "--model-only prints what is predicted of fagen alone; leave"),
         (["--tune", "--plot", "x.png"], "--tune measures fagen's plans alone"),
         (["--tune", "--direction", "backward"], "--tune measures forward plans, and --direction is backward"),
         (["--plot", "x.gif"], "--plot: x.gif is no picture's name; it ends with .png or .svg"),
