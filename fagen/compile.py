@@ -24,7 +24,7 @@ from fagen.derive.gradient import Gradient, gradient
 from fagen.emit.program import Emitted, emit
 from fagen.errors import BuildError, PlanError, UsageError
 from fagen.ir.check import direct_inputs
-from fagen.ir.graph import OPEN_AXES, Axis, Graph, Input, Node, Scatter, walk
+from fagen.ir.graph import OPEN_AXES, Axis, Graph, Input, Node
 from fagen.ir.show import show, show_graph
 from fagen.plan.arch import arch_for
 from fagen.plan.cost import tiles_of
@@ -458,7 +458,7 @@ def problem_of(
 def backward_of(problem: Problem) -> tuple[Problem, Gradient]:
     """The gradients of all floating-point tensors of a problem's program, and where their inputs come from.
 
-    Raises UsageError for a program without one, or of which a fixed order is asked that it doesn't have.
+    Raises UsageError for a program without one.
     """
     graph = problem.graph
     tensors = [argument for argument in graph.arguments if isinstance(argument, Input)]
@@ -471,8 +471,6 @@ def backward_of(problem: Problem) -> tuple[Problem, Gradient]:
             call=graph.name,
             works="direction='forward' is all",
         )
-    if problem.deterministic:
-        require_an_order(both.backward, graph.name)
     kept = output_storages(replace(problem, graph=both.forward, outputs=()))
     inputs = tuple(
         stored[place] if kind == "argument" else kept[place]
@@ -492,17 +490,6 @@ def backward_of(problem: Problem) -> tuple[Problem, Gradient]:
         ),
         both,
     )
-
-
-def require_an_order(backward: Graph, program: str) -> None:
-    """UsageError for a gradient that is added up in no fixed order."""
-    for node in walk(output.node for output in backward.outputs):
-        if isinstance(node, Scatter):
-            raise UsageError(
-                f"the gradient of {node.table.name}, read at computed positions, is added up in no order",
-                call=program,
-                works="deterministic=False does it; so does detaching the tensor from autograd",
-            )
 
 
 _compiled: dict[Problem, Compiled] = {}

@@ -13,6 +13,15 @@ from torch import Tensor
 
 import fagen as fg
 from edges import gradients, require_right, tensors, wanting
+from fagen.calls.prepared import emulation
+
+ROWS, TABLE = (fg.Tensor[axes] for axes in ("b h q d", "n"))
+
+
+@fg.program
+def gathered(x: ROWS, table: TABLE):
+    """Rows times the numbers of a table, each in turn."""
+    return x * table[fg.q % fg.size("n")]
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +142,37 @@ def test_b39_the_gradient_of_a_gathered_bias(device: str) -> None:
         found = gradients(given, [table], family=family, **parts)
         assert found[3].shape == table.shape
         require_right(given, found, **parts)
+
+
+@pytest.mark.parametrize("family", ["simt", "sm80"])
+def test_b39_the_gradient_of_a_gathered_bias_has_the_same_bits_every_time(device: str, family: str) -> None:
+    shape = {"batch": 2, "heads": 2, "q_len": 70, "kv_len": 70, "head_dim": 16}
+    given = wanting(tensors(device, torch.bfloat16, **shape))
+    table = torch.randn(2, 63, device=device, requires_grad=True)
+    parts = {"score": fg.relative_bias(table), "mask": fg.causal()}
+    found = []
+    for seed in range(4):
+        with emulation(seed=seed, multiprocessors=seed):
+            found.append(gradients(given, [table], family=family, deterministic=True, **parts))
+    require_right(given, found[0], **parts)
+    for again in found[1:]:
+        assert all(map(torch.equal, found[0], again))
+
+
+def test_b39_a_gathered_sum_loses_nothing_and_keeps_infinities(device: str) -> None:
+    draw = torch.Generator().manual_seed(7)
+    x = torch.randn(64, generator=draw) * 10.0 ** torch.randint(-40, 38, (64,), generator=draw)
+    values = torch.cat([x, -x, torch.tensor([1e-20, -3e-45])])[torch.randperm(130, generator=draw)]
+    rows = torch.stack([values, torch.zeros(130), torch.zeros(130), torch.zeros(130)], 1).flatten()
+    rows[5], rows[2], rows[3], rows[7] = torch.inf, -torch.inf, torch.inf, -torch.inf
+    q = rows.reshape(1, 1, -1, 1).to(device).requires_grad_()
+    table = torch.ones(4, device=device, requires_grad=True)
+    out = gathered.options(deterministic=True)(q, table)
+    (found,) = torch.autograd.grad(out, table, torch.ones_like(out))
+    exact = math.fsum([*values.double().tolist()])
+    assert found[0] == torch.tensor(exact).float().item()
+    assert found[1:3].tolist() == [torch.inf, -torch.inf]
+    assert math.isnan(found[3])
 
 
 @pytest.mark.parametrize("transposed", [False, True])

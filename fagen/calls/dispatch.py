@@ -33,7 +33,7 @@ from fagen.calls.values import (
     side_by_side,
     storages,
 )
-from fagen.compile import Compiled, compile_problem, problem_of, require_an_order
+from fagen.compile import Compiled, compile_problem, problem_of
 from fagen.derive.gradient import Broadcast, Gradient, gradient
 from fagen.errors import DtypeError, PlanError, UsageError
 from fagen.ir.graph import Axis, Graph, Input, Scalar
@@ -251,8 +251,6 @@ class _Backward:
         self.precise = floats == {torch.float32}
         self.every = gradient(self.graph, self.wanted, None, self.broadcast, self.precise)
         self._require_plain_tables(values)
-        if options.deterministic:
-            require_an_order(self.every.backward, self.graph.name)
 
     def _require_plain_tables(self, values: Values) -> None:
         """UsageError for a table that is longer along an axis than the axis is."""

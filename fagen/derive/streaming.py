@@ -50,14 +50,14 @@ _Place: TypeAlias = tuple[Axis | None, tuple[Axis, ...], tuple[Axis, ...]]
 Fusion: TypeAlias = Literal["full", "products", "none"]
 
 
-def derive(graph: Graph, fusion: Fusion = "full") -> Derivation:
+def derive(graph: Graph, fusion: Fusion = "full", deterministic: bool = False) -> Derivation:
     """The stages of ``graph``.
 
     ``fusion`` is ``full`` (as few stages as the rules allow), ``products`` (each contraction and each row
     statistic a stage, with element-wise work fused into them) or ``none`` (each operation on tiles a stage
-    of its own).
+    of its own). ``deterministic`` says how what is added to in no order is kept.
     """
-    return _Deriver(graph, fusion).run()
+    return _Deriver(graph, fusion, deterministic).run()
 
 
 @dataclass
@@ -66,6 +66,7 @@ class _Deriver:
 
     graph: Graph
     fusion: Fusion
+    deterministic: bool
     stages: list[Stage] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     stored: dict[Node, Node] = field(default_factory=dict)
@@ -90,6 +91,8 @@ class _Deriver:
                 name, position = f"t{self.buffers}", len(self.graph.arguments) + self.buffers
                 self.buffers += 1
                 why = "by atomic additions, in no fixed order"
+                if self.deterministic:
+                    why += ", of whole numbers: the sum is exact, and the same in any"
                 self._note(Note("materialise", f"{name} adds up the gradient of {node.table.name} {why}"))
                 self._store_shared([node], list(self.graph.outputs), self.fusion == "full")
                 self._stage(name, [Output(node, name, node.table.layout)])

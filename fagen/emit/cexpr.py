@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fagen.derive.extent import LENGTH, Extent, Extents, bits
 from fagen.derive.signs import interval
@@ -32,6 +33,7 @@ from fagen.emit.code import (
     Codes,
     CType,
     Place,
+    Serving,
 )
 from fagen.emit.params import Parameters, Tensor, number
 from fagen.ir import graph as ir
@@ -80,6 +82,16 @@ _LOWEST = -(2.0 - 2.0**-23) * 2.0**127
 """The lowest number of fp32."""
 _SMALL = 64.0
 """An exponent whose rounding in fp32 changes an exponential less than that to 16 bits."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The elements of a thread that one call of the random generator serves."""
+
+    serving: Serving
+    place: tuple[Code, Code] | None = None
+    """Positions along q and kv that say which bits of the call are an element's, known when the kernel is
+    compiled, or at least once for all elements; None: its own."""
 
 
 class Expressions:
@@ -143,7 +155,7 @@ class Lowering:
         leaves: Mapping[Node, Code],
         nonpositive: Callable[[Node], bool] = lambda exponent: False,
         addresses: Mapping[Axis, Code] | None = None,
-        columns_per_call: int = 1,
+        served: Served | None = None,
         step: tuple[Axis, Code] | None = None,
         rounded: bool = False,
     ) -> None:
@@ -152,7 +164,7 @@ class Lowering:
         self._done: dict[Node, Code] = dict(leaves)
         self._nonpositive = nonpositive
         self._addresses = addresses or {}
-        self._columns_per_call = columns_per_call
+        self._served = served
         self._step = step
         self._parted: dict[Code, tuple[Code, Code]] = {}
         """What a row adds to a number, and what a column does."""
@@ -330,8 +342,11 @@ class Lowering:
             "RandomWords",
             cost=60,
             hint="words",
-            every=self._columns_per_call,
+            named=True,
+            serving=None if self._served is None else self._served.serving,
         )
+        if self._served is not None and self._served.place is not None:
+            q, kv = self._served.place
         return self._codes.make("int32(dropout_bits({}, {}, {}))", (words, q, kv), "int32", cost=4)
 
     # --------------------------------------------------------------------------------------------- operations
@@ -641,6 +656,7 @@ _AS_VALUE: Mapping[str, tuple[str, CType]] = {
     "int32": ("{}", "int32"),
     "int64": ("{}", "int64"),
     "bool": ("{}", "bool"),
+    "exact": ("to_float({})", "float"),
 }
 """How a value in memory is turned into what is computed with, and its type then."""
 

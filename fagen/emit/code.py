@@ -43,6 +43,16 @@ class Place(NamedTuple):
 BLOCK, ROW, COLUMN, ELEMENT = Place(), Place(row=True), Place(column=True), Place(row=True, column=True)
 
 
+@dataclass(frozen=True)
+class Serving:
+    """How a value that serves several elements of a thread is kept: declared before their loop, assigned
+    ``when`` the loop comes to the first of them, one of so many at the index ``at``."""
+
+    when: str
+    at: str = ""
+    many: int = 1
+
+
 @dataclass(frozen=True, eq=False)
 class Code:
     """``form`` with ``args`` in its ``{}``; a leaf has no args. Equal code of one `Codes` is one object."""
@@ -58,8 +68,10 @@ class Code:
     """Instructions, roughly, of all of it; 0 for what is known anyway."""
     hint: str
     """What its name is made of, if it gets one."""
-    every: int = 0
-    """0, or it gets a name in any case and is the same for so many columns in a row."""
+    named: bool = False
+    """Whether it gets a name in any case."""
+    serving: Serving | None = None
+    """Which elements it serves, if it has a name and is the same for several."""
 
     @property
     def own_cost(self) -> int:
@@ -90,16 +102,16 @@ class Codes:
         slots: Sequence[int] | int = 0,
         cost: int = 1,
         hint: str = "",
-        every: int = 0,
+        named: bool = False,
+        serving: Serving | None = None,
     ) -> Code:
         """``form`` with a ``{}`` for each of ``args``; ``slots`` is what each needs, or all of them need."""
         place = BLOCK
         for arg in args:
             place = place.join(arg.place)
         needs = (slots,) * len(args) if isinstance(slots, int) else tuple(slots)
-        return self._make(
-            form, tuple(args), needs, binds, ctype, place, cost + sum(arg.cost for arg in args), hint, every
-        )
+        cost += sum(arg.cost for arg in args)
+        return self._make(form, tuple(args), needs, binds, ctype, place, cost, hint, named, serving)
 
     def call(self, name: str, args: Sequence[Code], ctype: CType, cost: int = 1, hint: str = "") -> Code:
         """A function of ``args``."""
@@ -134,12 +146,14 @@ class Codes:
         place: Place,
         cost: int,
         hint: str,
-        every: int = 0,
+        named: bool = False,
+        serving: Serving | None = None,
     ) -> Code:
-        key = (form, *map(id, args), place if not args else None, ctype, every)
+        key = (form, *map(id, args), place if not args else None, ctype, named, serving)
         code = self._made.get(key)
         if code is None:
-            code = self._made[key] = Code(form, args, slots, binds, ctype, place, cost, hint, every)
+            code = Code(form, args, slots, binds, ctype, place, cost, hint, named, serving)
+            self._made[key] = code
         return code
 
 
@@ -183,14 +197,14 @@ class Statement:
     variable: Variable
     target: str
     text: str
-    every: int = 1
-    """It is assigned for one of so many columns and serves the others too: declared before their loop."""
+    serving: Serving | None = None
+    """Of which elements it is assigned for the first, where it serves several."""
 
     @property
     def declared(self) -> str:
         """What stands before the target: its declaration, or the columns for which it is assigned."""
-        if self.every > 1:
-            return f"if (c % {self.every} == 0) "
+        if self.serving is not None:
+            return f"if ({self.serving.when}) "
         if self.kind != "local":
             return ""
         const = "" if self.variable.ctype.endswith("*") else "const "
@@ -269,8 +283,8 @@ class Split:
         return [s.variable for group in self._statements.values() for s in group if s.kind == "array"]
 
     def kept(self) -> list[Statement]:
-        """Values that serve several columns."""
-        return [s for group in self._statements.values() for s in group if s.every > 1]
+        """Values that serve several elements."""
+        return [s for group in self._statements.values() for s in group if s.serving is not None]
 
     def text(self, code: Code, binds: int = 0) -> str:
         """``code``, put in parentheses where it does not bind as strongly as ``binds``."""
@@ -337,14 +351,16 @@ class Splitter:
                 kind = "field"
             names = self._field_names[Place(place.row, place.column)] if kind == "field" else self.names
             name = names.fresh(code, kind != "field")
-            variable = Variable(code.ctype, name)
-            target = name if kind == "local" else self.places.field(place, name)
+            variable, target = Variable(code.ctype, name), name
+            if kind != "local":
+                target = self.places.field(place, name)
+            elif code.serving is not None and code.serving.at:
+                variable = Variable(code.ctype, f"{name}[{code.serving.many}]")
+                target = f"{name}[{code.serving.at}]"
             if kind == "field":
                 self.fields[Place(place.row, place.column)].append(variable)
             text = split.definition(code)
-            statements.setdefault(place, []).append(
-                Statement(kind, variable, target, text, max(code.every, 1))
-            )
+            statements.setdefault(place, []).append(Statement(kind, variable, target, text, code.serving))
             local[code] = target
             if kind == "field" or (self.flat and place in self.lasting):
                 self._known[code] = target
@@ -380,7 +396,7 @@ def _worth(code: Code, home: Place, uses: Sequence[Place]) -> bool:
     """Whether ``code`` gets a name: it is computed further out, kept for a later step, or used again."""
     if code.cost == 0:
         return False
-    if code.every:
+    if code.named:
         return True
     outside = any(use != home for use in uses)
     if home.element:

@@ -18,8 +18,21 @@ from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.unscale import gathered, unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Product, State, Walk
-from fagen.emit.cexpr import FIRST_COLUMN, Lowering
-from fagen.emit.code import AND, COLUMN, ELEMENT, PRODUCT, ROW, SUM, Code, Place, Split, Statement, Variable
+from fagen.emit.cexpr import FIRST_COLUMN, Lowering, Served
+from fagen.emit.code import (
+    AND,
+    COLUMN,
+    ELEMENT,
+    PRODUCT,
+    ROW,
+    SUM,
+    Code,
+    Place,
+    Serving,
+    Split,
+    Statement,
+    Variable,
+)
 from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
@@ -161,16 +174,12 @@ class LoopBuilder:
     def lowering(self, leaves: dict[Node, Code], alone: bool = False) -> Lowering:
         """Expressions of a thread's element, where a column may lie past the end: it is read at the last one.
 
-        One call of the random generator serves columns kv, kv + 1, kv + 8 and kv + 9 of a block of 16: those
-        of them that a thread has one after another; ``alone``: the column itself.
+        ``alone``: no other element of the thread is near.
         """
         axis, codes = self.walk_axis, self.scope.codes
         inside = codes.make(
             "minimum({}, {} - 1)", (leaves[Index(axis)], self.scope.expressions.length(axis)), "int32"
         )
-        served = 1
-        if axis == KEY_AXIS and self.kernel.block_walk % 16 == 0 and not alone:
-            served = 4 if self.kernel.tiling in ON_TENSOR_CORES else 2 if self.kernel.columns == 8 else 1
         step = None
         if self.kernel.tiling in ON_TENSOR_CORES and not alone:
             name = axis_name(axis)
@@ -180,10 +189,18 @@ class LoopBuilder:
             leaves,
             self.magnitudes.nonpositive,
             addresses={axis: inside},
-            columns_per_call=served,
+            served=None if alone else self.served(leaves),
             step=step,
             rounded=self.coarse,
         )
+
+    def served(self, leaves: Mapping[Node, Code]) -> Served | None:
+        """One call of the random generator serves columns kv, kv + 1, kv + 8 and kv + 9 of a block of 16:
+        those of them that a thread has one after another."""
+        if self.walk_axis != KEY_AXIS or self.kernel.block_walk % 16:
+            return None
+        many = 4 if self.kernel.tiling in ON_TENSOR_CORES else 2 if self.kernel.columns == 8 else 1
+        return Served(Serving(f"c % {many} == 0")) if many > 1 else None
 
     # -------------------------------------------------------------------------------------------------- tiles
 
@@ -681,7 +698,7 @@ class LoopBuilder:
         scope = self.scope
         lower = self.lowering(leaves, alone=True)
         targets = [(output, scope.written(output)) for output in walk.stores]
-        codes = [self.stored(lower, output.node, tensor) for output, tensor in targets]
+        codes = [scope.stored(lower, output.node, tensor) for output, tensor in targets]
         split = scope.split([(code, ELEMENT) for pair in codes for code in pair])
         self.column += split.at(COLUMN)
         stores = tuple(
@@ -689,12 +706,6 @@ class LoopBuilder:
             for (target, value), (output, tensor) in zip(codes, targets, strict=True)
         )
         return StoresText(self.walk_axis, "", "COLUMNS", 1, split.at(ELEMENT), stores), list(split.at(ROW))
-
-    def stored(self, lower: Lowering, x: Node, tensor: Tensor) -> tuple[Code, Code]:
-        """Where a value of each element goes, and the value."""
-        if isinstance(x, Scatter):
-            return lower.scattered(tensor, x), lower(x.value)
-        return self.scope.store(lower, tensor), lower(x)
 
     def store(self, target: str, value: str, output: Output, tensor: Tensor) -> StoreText:
         """The text of an output."""

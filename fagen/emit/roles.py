@@ -22,15 +22,17 @@ from fagen.derive.terms import term_of
 from fagen.derive.unscale import common_factor, differences
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Partial, Product, State, Walk
-from fagen.emit.cexpr import HEAD, Lowering
+from fagen.emit.cexpr import HEAD, Lowering, Served
 from fagen.emit.code import (
     ATOM,
     COLUMN,
     ELEMENT,
     PRODUCT,
     ROW,
+    SUM,
     Code,
     Place,
+    Serving,
     Split,
     Statement,
     Variable,
@@ -51,7 +53,7 @@ from fagen.emit.texts import (
     WalkText,
 )
 from fagen.ir import graph as ir
-from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Input, Map, Node
+from fagen.ir.graph import KEY_AXIS, MINUS_INF, ONE, ZERO, Axis, Index, Input, Map, Node
 from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, Roles
 from fagen.plan.space import CHUNK
 from fagen.plan.warpgroups import (
@@ -753,6 +755,19 @@ class _Builder(LoopBuilder):
 
     # ---------------------------------------------------------------------------------------- level by level
 
+    def served(self, leaves: Mapping[Node, Code]) -> Served | None:
+        """One call of the random generator serves rows q and q + 8, too.
+
+        Of rows along kv a thread has two, 8 apart, and of each two columns and those that lie 8 behind: two
+        calls serve these eight elements.
+        """
+        if not self.levels_made or self.row_axis != KEY_AXIS:
+            return super().served(leaves)
+        codes = self.scope.codes
+        of_row = codes.make("r * 8 + {} % 2", (leaves[Index(KEY_AXIS)],), "int32", SUM, PRODUCT, 0)
+        of_column = codes.leaf("c / 2 * 8", "int32")
+        return Served(Serving("r == 0 && c % 4 < 2", "c % 2", 2), (of_column, of_row))
+
     def levels(self, walk: Walk) -> dict[State, int]:
         if not self.levels_made:
             return super().levels(walk)
@@ -784,7 +799,8 @@ class _Builder(LoopBuilder):
             known: dict[Node, Node] = {}
             for other, at in levels.items():
                 value, condition = terms[other]
-                if at < level and other.features and condition is None:
+                read = not self.divided or value in self.handed
+                if at < level and other.features and condition is None and read:
                     name = weights[terms[other]]
                     known[value] = symbol = ir.Symbol(f"rounded_{name}", value.axes, "float")
                     rounded[symbol] = ZERO

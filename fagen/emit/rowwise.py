@@ -242,7 +242,7 @@ class _Builder:
             return 1
         tensors = [*map(self.scope.parameters.tensor, tables), *map(self.scope.written, walk.stores)]
         most = min(VECTOR_BYTES // STORAGE_BYTES[tensor.storage] for tensor in tensors)
-        return next(width for width in (8, 4, 2, 1) if width <= most and size % width == 0)
+        return next((width for width in (8, 4, 2) if width <= most and size % width == 0), 1)
 
     def vectors(self, walk: Walk, width: int) -> dict[Node, tuple[VectorText, str]]:
         """What is read of each tensor at once, and how a number of it reads."""
@@ -284,7 +284,7 @@ class _Builder:
         scope = self.scope
         lower = scope.lowering(leaves)
         tensors = [scope.written(output) for output in outputs]
-        pairs = [(scope.store(lower, t), lower(out.node)) for t, out in zip(tensors, outputs, strict=True)]
+        pairs = [scope.stored(lower, out.node, t) for t, out in zip(tensors, outputs, strict=True)]
         if width > 1:
             self.written = [self.vector(tensor) for tensor in tensors]
             parts = (scope.codes.leaf(f"{vector.name}[i]", vector.storage) for vector in self.written)
@@ -299,6 +299,7 @@ class _Builder:
                 split.text(value),
                 f"{tensor.name} = {scope.shown(output.node)}",
                 tensor,
+                isinstance(output.node, Scatter),
             )
             for (target, value), tensor, output in zip(pairs, tensors, outputs, strict=True)
         )

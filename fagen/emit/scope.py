@@ -12,7 +12,7 @@ from fagen.emit.cexpr import HEAD, Expressions, Lowering
 from fagen.emit.code import BLOCK, UNARY, Code, Place, Split, Splitter, Statement, Variable
 from fagen.emit.params import Parameters, Tensor
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Index, Input, Map, Node, Output, Symbol
+from fagen.ir.graph import Axis, Index, Input, Map, Node, Output, Scatter, Symbol
 from fagen.ir.show import show
 from fagen.plan.plan import KernelPlan, Plan
 from fagen.plan.profile import is_16_bit
@@ -106,6 +106,12 @@ class Surroundings:
         if not tensor.layout:
             return self.codes.leaf(f"*{tensor.pointer}", tensor.storage, binds=UNARY)
         return lower.element(tensor, [lower.position(axis) for axis in tensor.layout])
+
+    def stored(self, lower: Lowering, x: Node, tensor: Tensor) -> tuple[Code, Code]:
+        """Where a value goes at the current positions, or what it is added to, and the value."""
+        if isinstance(x, Scatter):
+            return lower.scattered(tensor, x), lower(x.value)
+        return self.store(lower, tensor), lower(x)
 
     def says_head(self, text: str) -> bool:
         """Whether ``text``, or what is computed once a block, reads the query head as one number."""

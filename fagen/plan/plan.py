@@ -16,8 +16,8 @@ from fagen.ir.graph import Axis, Graph, Input, Node
 
 GROUP_AXIS: Axis = "g"
 
-Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool", "uint8"]
-"""How the elements of a tensor lie in memory; a bool is one byte."""
+Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool", "uint8", "exact"]
+"""How the elements of a tensor lie in memory; a bool is one byte, ``exact`` the struct of a header."""
 
 STORAGE_BYTES: Mapping[Storage, int] = {
     "fp32": 4,
@@ -27,6 +27,7 @@ STORAGE_BYTES: Mapping[Storage, int] = {
     "int64": 8,
     "bool": 1,
     "uint8": 1,
+    "exact": 65 * 8,
 }
 
 Tiling: TypeAlias = Literal["registers", "shared", "element", "fragments", "warpgroups"]

@@ -19,7 +19,7 @@ from fagen.ir.stack import room_for
 from fagen.plan import warpgroups
 from fagen.plan.arch import FAMILIES, PLAIN, Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives, near_positions
-from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule
+from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule, Storage
 from fagen.plan.prepare import prepare
 from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, range_of, stage_roots
 from fagen.plan.space import CHUNK, FRAGMENT, ON_TENSOR_CORES, Tiles, shared_tiles
@@ -68,7 +68,7 @@ def plans(
     if not families:
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
     with room_for(problem.graph):
-        apart = derive(problem.graph, problem.fusion)
+        apart = derive(problem.graph, problem.fusion, problem.deterministic)
         derivation, parts, others = _cheapest(apart, problem, arch, lengths or {}, families)
         found = list(_ranked_plans(derivation, parts, others, problem, families, most, ranked))
         if most > 1 and not ranked:
@@ -420,7 +420,8 @@ def _axes(stages: Iterable[Stage]) -> list[Axis]:
 def _buffers(stages: Sequence[Stage], choices: Sequence[_Choice], problem: Problem) -> tuple[Buffer, ...]:
     """Memory between kernels: what one stage stores and later ones read, in the order it is written.
 
-    What warps add from their registers lies as they have it.
+    What warps add from their registers lies as they have it. Where the same bits are asked for, what is added
+    to in no order is exact.
     """
     found: list[Buffer] = []
     read_until: dict[int, int] = {}
@@ -428,7 +429,8 @@ def _buffers(stages: Sequence[Stage], choices: Sequence[_Choice], problem: Probl
         if _adds_to(stages[written], node.name):
             sides = _piece(stages[written], node.name) if choices[written].schedule == "backward_loop" else {}
             tiles = tuple(sides.get(axis, 1) for axis in node.layout) if sides else ()
-            found.append(Buffer(node.name, node.layout, "fp32", None, tiles, zeroed=True, whole=bool(sides)))
+            storage: Storage = "exact" if problem.deterministic else "fp32"
+            found.append(Buffer(node.name, node.layout, storage, None, tiles, zeroed=True, whole=bool(sides)))
             continue
         free = (i for i, until in read_until.items() if until < written and found[i].axes == node.axes)
         reuses = next(free, None)

@@ -70,7 +70,7 @@ def levels(stage: Stage) -> tuple[Level, ...]:
 
     They are where nothing is running and weighted sums are of tiles that products read as well, or the walk
     is made again at other positions: such a tile is copied once, and the first products of the next tile run
-    beside the last sums of this one.
+    beside the last sums of this one. Random bits are for products first: a call serves columns of one row.
     """
     if len(stage.walks) != 1 or stage.walks[0].stores:
         return ()
@@ -78,11 +78,10 @@ def levels(stage: Stage) -> tuple[Level, ...]:
     read = {(term.walk, term.over) for product in walk.products for term in product.terms}
     weighted = [state for state in walk.states if state.operand is not None]
     shared = any((state.operand, axis) in read for state in weighted for axis in state.features)
-    if not weighted or not (shared or stage.outer):
+    random = any(isinstance(node, ir.Random) for node in ir.walk([state.value for state in walk.states]))
+    if not weighted or not (stage.outer or (shared and not random)):
         return ()
     symbols = {state.symbol for state in walk.states}
-    if any(isinstance(node, ir.Random) for node in ir.walk([state.value for state in walk.states])):
-        return ()  # one call of the generator serves several elements, which are not of one column
     if any(s.op == "max" or s.rescale is not None or _uses(s, symbols) for s in walk.states):
         return ()
     return _levels(walk)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fagen as fg
+from api_cases import require_right_gradients
 from fagen.calls.prepared import emulation
 from fagen.errors import PlanError
 from fagen.ir.reference import compare, eager, evaluate
@@ -218,6 +219,27 @@ def test_random_bits_serve_several_columns() -> None:
     (exact,) = evaluate(traced.graph, given, seed=seed)
     (near,) = eager(traced.graph, given, torch.float16, seed=seed)
     compare(out, exact, near).require("dropout")
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.bfloat16), (192, torch.float16)])
+def test_gradients_of_dropout_are_fused(head_dim: int, dtype: torch.dtype) -> None:
+    """Random bits serve pairs of rows of keys, also where each consumer makes its own of the same rows."""
+    parts = {"mask": fg.causal(), "dropout": 0.4}
+    asked = {"head_dim": head_dim, "dtype": dtype, "arch": "emulator", "family": "sm90"}
+    kernels = fg.compile(direction="backward", **asked, **parts).plan.kernels
+    assert [kernel.roles.divided for kernel in kernels if kernel.roles is not None] == [head_dim == 192]
+    draw = torch.Generator().manual_seed(13)
+    given = [torch.randn(1, 1, n, head_dim, generator=draw).to(dtype) for n in (90, 150, 150)]
+    torch.manual_seed(4)
+    seed = int(draw_seed(torch.device("cpu")))
+    torch.manual_seed(4)
+    wanted = [each.requires_grad_() for each in given]
+    with emulation(schedule="random", seed=6):
+        out = fg.attention(*wanted, **parts, family="sm90")
+        incoming = (torch.randn(out.shape, generator=draw).to(dtype),)
+        found = torch.autograd.grad(out, wanted, incoming)
+    require_right_gradients(attention(**parts), given, found, incoming, seed)
 
 
 def test_operands_that_are_not_in_memory_are_refused() -> None:

@@ -61,17 +61,18 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("everything", [False, True], ids=["alone", "everything"])
 def test_b35_bits_are_equal_while_the_gpu_is_busy(family: str, everything: bool) -> None:
-    """Gradients of q, k and v, and of whatever else has one: slopes, a temperature, biases and a sink."""
+    """Gradients of q, k and v, and of whatever else has one: slopes, a temperature, a
+    gathered table, biases and a sink."""
     wanted = [torch.randn(2, 8, 1024, 128, device="cuda").bfloat16().requires_grad_() for _ in range(3)]
     q, k, v = wanted
     parts: dict[str, Any] = {"mask": fg.causal(), "family": family, "deterministic": True}
     if everything:
-        slopes, temperature, bias, sink = (
+        slopes, temperature, table, bias, sink = (
             torch.rand(shape, device="cuda").add_(0.1).requires_grad_()
-            for shape in ((8,), (), (1, 8, 1, 1024), (8,))
+            for shape in ((8,), (), (8, 63), (1, 8, 1, 1024), (8,))
         )
-        wanted += [slopes, temperature, bias, sink]
-        score = [fg.alibi(slopes), fg.temperature(temperature)]
+        wanted += [slopes, temperature, table, bias, sink]
+        score = [fg.alibi(slopes), fg.temperature(temperature), fg.relative_bias(table)]
         parts |= {"score": score, "bias": bias, "sink": sink, "dropout": 0.1}
     out = fg.attention(q, k, v, **parts)
     incoming = torch.randn_like(out)

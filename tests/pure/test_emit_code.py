@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import pytest
 
 from fagen.derive.extent import LENGTH
-from fagen.emit.cexpr import Expressions, Lowering
-from fagen.emit.code import BLOCK, COLUMN, ELEMENT, ROW, Code, Codes, Place, Splitter
+from fagen.emit.cexpr import Expressions, Lowering, Served
+from fagen.emit.code import BLOCK, COLUMN, ELEMENT, ROW, Code, Codes, Place, Serving, Splitter
 from fagen.emit.params import Parameters, number
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
@@ -288,11 +288,23 @@ def test_names_of_an_outer_place_are_known_to_later_splits(point: Point) -> None
 
 
 def test_a_call_of_the_random_generator_serves_neighbours(planned: Plan) -> None:
-    point = Point(planned, columns_per_call=2)
+    point = Point(planned, served=Served(Serving("c % 2 == 0")))
     split = point.splitter.split([(point.lower(le(Const(100), Random(0))), ELEMENT)])
     (words,) = split.kept()
     assert words.declared == "if (c % 2 == 0) "
     assert words.text == "dropout_words(block.seed, 0, b, block.n0, q, kv)"
+
+
+def test_several_calls_of_it_are_kept_where_each_serves_others(planned: Plan) -> None:
+    codes = Point(planned).codes
+    place = codes.leaf("c / 2 * 8", "int32"), codes.leaf("r * 8", "int32")
+    point = Point(planned, served=Served(Serving("c % 4 < 2", "c % 2", 2), place))
+    bits = point.lower(le(Const(100), Random(0)))
+    split = point.splitter.split([(bits, ELEMENT)])
+    (words,) = split.kept()
+    assert (words.declared, words.target) == ("if (c % 4 < 2) ", "words[c % 2]")
+    assert words.variable.declared == "RandomWords words[2]"
+    assert split.text(bits) == "100 <= int32(dropout_bits(words[c % 2], c / 2 * 8, r * 8))"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from fagen.derive.gradient import gradient
 from fagen.derive.magnitudes import may_exceed_fp16
 from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
-from fagen.errors import UsageError
 from fagen.ir.graph import Input
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
@@ -181,14 +180,17 @@ def test_a_program_asks_for_a_fixed_order():
     assert not any(walk.partials for kernel in made.kernels for walk in kernel.stage.walks)
 
 
-def test_a_gathered_table_has_no_fixed_order():
+def test_a_gathered_table_is_added_to_exactly_where_an_order_is_asked_for():
     @fg.program
     def far(q: fg.Tensor["b h q d"], k: fg.Tensor["b h kv d"], table: fg.Tensor["n"]):
         s = fg.dot(q, k, over="d") + table[fg.minimum(abs(fg.q - fg.kv), 7)]
         return fg.dot(s, k, over="kv")
 
-    with pytest.raises(UsageError, match=r"the gradient of table, .* is added up in no order"):
-        fg.compile(far.options(deterministic=True), head_dim=16, direction="backward")
+    for deterministic in (False, True):
+        kernel = fg.compile(far.options(deterministic=deterministic), head_dim=16, direction="backward")
+        (added,) = (buffer for buffer in kernel.plan.buffers if buffer.zeroed)
+        assert added.storage == ("exact" if deterministic else "fp32")
+        assert ('#include "exact.cuh"' in kernel.source) == deterministic
 
 
 def test_results_of_the_forward_direction_are_never_added_to_memory():
