@@ -691,9 +691,13 @@ class _Builder(LoopBuilder):
     # ------------------------------------------------------------------------------------------ in registers
 
     def is_tight(self) -> bool:
-        """Whether tests of columns, of which there are many, take registers that something else needs."""
-        few = self.kernel.spare < _FEW_REGISTERS and self.kernel.block_walk >= _MANY_COLUMNS
-        return few and not self.levels_made
+        """Whether tests of columns, of which there are many, take registers that something else needs.
+
+        A single consumer has all registers that a thread can have.
+        """
+        kernel = self.kernel
+        few = kernel.spare < _FEW_REGISTERS and kernel.block_walk >= _MANY_COLUMNS
+        return few and kernel.roles is not None and kernel.roles.consumers > 1 and not self.levels_made
 
     def held(self, state: State) -> str:
         return f"{state.symbol.name}[r]" if state.features else super().held(state)

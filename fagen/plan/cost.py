@@ -74,6 +74,9 @@ WORK_CYCLES = {1: 3000, 2: 2000}
 """To begin and end a work, by the number of buffers of its rows: with two the next ones are on their way."""
 WARPGROUP_RESCALED = 0.1
 """Of the tiles, those that rescale what was summed: a maximum may lag behind."""
+WARPGROUP_PACE = 0.82
+"""What the parts of a work take together, of what they take one by one; not where products are made level by
+level."""
 SCHEDULERS = 4
 """Of a multiprocessor; each hides what a warp waits for if it has another."""
 ADDED_SLOTS = 2
@@ -343,7 +346,11 @@ class Model:
         cycles += WARPGROUP_WAIT_CYCLES / (roles.stages - 1)
         panels = sum(ceil_div(width, warpgroups.panel_columns(width)) for width in step.partials)
         added = WARPGROUP_PART_CYCLES * panels * tiles.block_walk // warpgroups.PART
-        return TileCost(*busy, max(cycles, added))
+        return TileCost(*busy, max(self._pace() * cycles, added))
+
+    def _pace(self) -> float:
+        """Of what the parts of a work take, the share that warps with roles do not hide."""
+        return 1.0 if any(step.levels for step in self.profile.passes) else WARPGROUP_PACE
 
     def needs(self, tiles: Tiles) -> tuple[int, int]:
         """Shared memory of a block, and registers of a thread."""
@@ -370,7 +377,7 @@ class Model:
         steps = ceil_div(self.walked, tiles.block_walk)
         cycles = sum(steps * part * cost.cycles for part, cost in zip(self.live, costs, strict=True))
         if tiles.roles is not None:
-            cycles += WORK_CYCLES[tiles.roles.own_stages]
+            cycles += self._pace() * WORK_CYCLES[tiles.roles.own_stages]
         return ceil_div(self.blocks(tiles), self.arch.multiprocessors) * cycles / self.arch.clock_hz
 
     # ------------------------------------------------------------------------------------------------ bytes

@@ -207,6 +207,17 @@ def test_few_registers_keep_no_tests_of_columns(name: str) -> None:
 
 
 @pytest.mark.cxx
+def test_places_of_works_are_used_again_in_order() -> None:
+    """A block has more works than are announced at once: none is written while another may still be read."""
+    generator = torch.Generator().manual_seed(14)
+    q, k, v = (torch.randn(1, 40, n, 16, generator=generator).bfloat16() for n in (40, 70, 70))
+    with emulation(checker="race", schedule="random", seed=8):
+        out = fg.attention(q, k, v, family="sm90")
+    weights = (q.double() @ k.double().mT / 4).softmax(-1)
+    compare(out, weights @ v.double(), weights.bfloat16() @ v).require("many works")
+
+
+@pytest.mark.cxx
 def test_random_bits_serve_several_columns() -> None:
     generator = torch.Generator().manual_seed(12)
     given = [torch.randn(1, 1, n, 16, generator=generator).half() for n in (70, 200, 200)]
