@@ -63,7 +63,7 @@ def call_attention(
 ) -> Tensor | Outputs:
     """The outputs of `attention`, whose other parameters are ``parts``."""
     if torch.compiler.is_compiling():
-        one = _attention_operator if _WHOLE_GRAPHS else _outside()
+        one = _attention_operator if _WHOLE_GRAPHS else _outside(call_attention)
         return one(tensors, parts, deterministic, family)
     traced = attention(**parts)
     return call(traced.graph, (*tensors, *traced.captured), _options(deterministic, family))
@@ -98,6 +98,8 @@ def _program_operator(program: Called, args: tuple[Any, ...], kwargs: Mapping[st
     given = {**dict(defaults), **dict(zip(names, args, strict=False)), **kwargs}
     constants = [name for name in given if name not in arguments]
     key = _program_key(program.key, tuple(constants), *[_digits(given[name]) for name in constants])
+    if key is None:
+        return _outside(call_program)(program, args, kwargs)
     return _one(torch_op.through_operator(key, [given[name] for name in arguments]))
 
 
@@ -107,6 +109,8 @@ def _attention_operator(
     taken = [name for name in _TENSOR_PARTS if isinstance(parts[name], Tensor)]
     others = {name: None if name in taken else _digits(value) for name, value in parts.items()}
     key = _attention_key(tuple(taken), deterministic, family, **others)
+    if key is None:
+        return _outside(call_attention)(tensors, parts, deterministic, family)
     return _one(torch_op.through_operator(key, [*tensors, *[parts[name] for name in taken]]))
 
 
@@ -124,10 +128,10 @@ def _one(outputs: Outputs) -> Tensor | Outputs:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _outside() -> Callable[..., Tensor | Outputs]:
-    """`call_attention` where torch can't hold a mask or score: it breaks the graph and calls it."""
+def _outside(function: Callable[..., Tensor | Outputs]) -> Callable[..., Tensor | Outputs]:
+    """A function where torch can't hold what it is given: it breaks the graph and calls it."""
     disable: Any = torch.compiler.disable
-    outside: Callable[..., Tensor | Outputs] = disable(call_attention)
+    outside: Callable[..., Tensor | Outputs] = disable(function)
     return outside
 
 
@@ -143,7 +147,7 @@ def _names(key: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str,
 
 
 @constant
-def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> Key:
+def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> Key | None:
     program: Program = named(key)
     require_plain(program.name, ())
 
@@ -155,7 +159,9 @@ def _program_key(key: str, names: tuple[str, ...], *constants: Any) -> Key:
 
 # Each part is a parameter of its own: torch guards an object it is given directly by its identity.
 @constant
-def _attention_key(taken: tuple[str, ...], deterministic: bool, family: str | None, **others: Any) -> Key:
+def _attention_key(
+    taken: tuple[str, ...], deterministic: bool, family: str | None, **others: Any
+) -> Key | None:
     require_plain("attention", ())
 
     def trace(parts: Sequence[Any]) -> Traced:
@@ -191,14 +197,20 @@ def _kernel_key(key: str, count: int) -> Key:
 
 def _registered(
     name: str, trace: Callable[[Sequence[Any]], Traced], options: Options, numbers: Any, parts: int = 0
-) -> Key:
-    """The key of a callee that is traced anew each time.
+) -> Key | None:
+    """The key of a callee that is traced anew each time; None where a captured tensor wants a gradient, which
+    the operator is not given.
 
     Behind its own arguments, of which ``numbers`` tells, it is given as many tensors as it has ``parts``,
     which tracing captures. Whether it is random shows without them, and stays as it is: torch's graph draws a
     seed or does not.
     """
-    own, random = len(numbers), trace(()).graph.random
+    own, first = len(numbers), trace(())
+    random = first.graph.random
+    if torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in first.captured
+    ):
+        return None
 
     def with_captured(given: Sequence[Any]) -> tuple[Graph, tuple[Any, ...]]:
         graph, captured = trace(given[own:])

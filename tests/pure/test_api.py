@@ -296,6 +296,19 @@ def test_gradients_of_a_program_with_numbers_are_compiled() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_what_a_score_captures_has_its_gradient_under_torch_compile() -> None:
+    table = torch.randn(2, 9, requires_grad=True)
+    score, given = fg.relative_bias(table), [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    compiled = torch.compile(
+        lambda q: fg.attention(q, *given[1:], score=score, family="reference"), backend="eager"
+    )
+    (expected,) = torch.autograd.grad(
+        fg.attention(*given, score=score, family="reference").square().sum(), table
+    )
+    (found,) = torch.autograd.grad(compiled(given[0]).square().sum(), table)
+    torch.testing.assert_close(found, expected)
+
+
 def test_masks_made_inside_are_compiled() -> None:
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         near = fg.causal() & fg.sliding_window(3)
