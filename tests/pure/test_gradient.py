@@ -376,6 +376,34 @@ def test_a_gathered_table_is_summed_exactly_where_the_same_bits_are_asked_for():
     assert "by atomic additions, in no fixed order, of whole numbers: the sum is exact" in notes
 
 
+MEASURED = {
+    "alone": lambda w, v, m: fg.dot(w(1.0), v, over="kv"),
+    "beside a number": lambda w, v, m: fg.dot(w(1.0), v, over="kv") / (1 + fg.sum(w(1.0), over="kv")),
+    "by another sum": lambda w, v, m: fg.dot(w(1.0), v, over="kv") / fg.sum(w(2.0), over="kv"),
+    "and itself": lambda w, v, m: (fg.dot(w(1.0), v, over="kv") / fg.sum(w(1.0), over="kv"), m),
+    "by half": lambda w, v, m: fg.dot(w(1.0), v, over="kv") * fg.exp(-0.5 * m),
+}
+"""What is made of weights that are measured from a maximum, and depends on it."""
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_maximum_that_results_depend_on_is_differentiated(name, ties):
+    """It is a constant only where nothing changes when it is shifted; equal keys share its gradient."""
+
+    @fg.program
+    def measured(q: Q, k: K, v: V):
+        s = fg.where(fg.kv <= fg.q + 2, scores(q, k), -fg.inf)
+        m = fg.max(s, over="kv")
+        return MEASURED[name](lambda power: fg.exp(power * (s - m)), v, m)
+
+    graph = measured.trace().graph
+    values = list(arguments(graph).values())
+    if ties:
+        values[1][:, :, 1:] = values[1][:, :, :1]
+    require_right(graph, values, (evaluate, in_tiles))
+
+
 def test_the_text_says_its_direction_and_equations():
     kernel = fg.compile(mask=fg.causal(), head_dim=64, direction="backward")
     assert kernel.source.startswith("// attention: backward, family ")
