@@ -401,7 +401,7 @@ def test_a_maximum_that_results_depend_on_is_differentiated(name, ties):
     values = list(arguments(graph).values())
     if ties:
         values[1][:, :, 1:] = values[1][:, :, :1]
-    require_right(graph, values, (evaluate, in_tiles))
+    require_right(graph, values)
 
 
 def test_the_text_says_its_direction_and_equations():
