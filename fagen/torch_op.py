@@ -116,7 +116,8 @@ class Callee:
     ``run`` gives the outputs for the values and a seed, ``shapes`` the size, dtype and strides of each as an
     empty tensor, ``gradients`` those of all floating-point tensors for those of the outputs and the seed.
     ``numbers`` has an entry for each value: None for a tensor, and what a number is to become again, which
-    the operator takes as a double. ``random`` says that there is a seed.
+    the operator takes as a double. ``random`` says that there is a seed, ``features`` of each value whether
+    autocast turns it into another dtype, which is done before the operator.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Callee:
     gradients: Callable[[Sequence[Any], Sequence[Tensor], Tensor | None], Sequence[Tensor]]
     numbers: tuple[type[int] | type[float] | None, ...]
     random: bool
+    features: tuple[bool, ...]
 
     def values(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
         """Tensors and numbers in the order of the call."""
@@ -132,8 +134,8 @@ class Callee:
         return [next(some) if number is None else number(next(others)) for number in self.numbers]
 
 
-Key: TypeAlias = "tuple[str, bool]"
-"""What the operator knows a callee by, and whether it has a seed: all that torch's graph holds of it."""
+Key: TypeAlias = "tuple[str, bool, tuple[bool, ...]]"
+"""What the operator knows a callee by, whether it has a seed, and what autocast turns into another dtype."""
 
 _callees: dict[str, Callee] = {}
 _numbers = itertools.count()
@@ -146,7 +148,7 @@ def register(callee: Callee) -> Key:
         _define()
         name = f"{callee.name}:{next(_numbers)}"
         _callees[name] = callee
-    return name, callee.random
+    return name, callee.random, callee.features
 
 
 def through_operator(key: Key, given: Sequence[Any]) -> Outputs:
@@ -155,11 +157,34 @@ def through_operator(key: Key, given: Sequence[Any]) -> Outputs:
     Its seed is drawn before it, so that torch treats it as it does its own random numbers: a checkpoint that
     runs the operator again gives it the same.
     """
-    name, random = key
+    name, random, features = key
+    pairs = zip(given, features, strict=True)
+    given = [autocast(value) if has_features else value for value, has_features in pairs]
     tensors = [value for value in given if isinstance(value, Tensor)]
     numbers = [float(value) for value in given if not isinstance(value, Tensor)]
     seed = torch.ops.fagen.seed(tensors[0], _count()) if random else None
     return tuple(torch.ops.fagen.call(name, tensors, numbers, seed))
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """A tensor in the dtype that autocast has for it."""
+    dtype = autocast_dtype(tensor.device.type)
+    return tensor if dtype is None or tensor.dtype not in AUTOCAST_FROM else tensor.to(dtype)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What autocast computes in on a type of device; None where it is off."""
+    if not _has_autocast(device_type) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+@constant
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
+
+
+AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @constant

@@ -25,7 +25,6 @@ from fagen.calls.values import (
     STORAGE_OF,
     Values,
     aligned,
-    autocast_dtype,
     autocasts,
     check_dtypes,
     read,
@@ -33,7 +32,7 @@ from fagen.calls.values import (
     side_by_side,
     storages,
 )
-from fagen.compile import Compiled, compile_problem, problem_of
+from fagen.compile import Compiled, compile_problem, feature_axes, problem_of
 from fagen.derive.gradient import Broadcast, Gradient, gradient
 from fagen.errors import DtypeError, PlanError, UsageError
 from fagen.ir.graph import Axis, Graph, Input, Scalar
@@ -42,7 +41,7 @@ from fagen.lang.program import Options
 from fagen.plan.arch import arch_for
 from fagen.plan.plan import GROUP_AXIS, Problem, Storage
 from fagen.plan.profile import output_storages
-from fagen.torch_op import Callee, Key, Outputs, Run, draw_seed
+from fagen.torch_op import Callee, Key, Outputs, Run, autocast_dtype, draw_seed
 
 REFERENCE = "reference"
 """The family that is no kernel: float64, on any device, differentiable."""
@@ -162,7 +161,14 @@ def _operator_key(graph: Graph, options: Options, kernel: Compiled | None) -> Ke
         return gradients_of(graph, given, options, incoming, seed)
 
     numbers = numbers_of(graph.arguments)
-    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers, graph.random))
+    features = features_of(graph)
+    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers, graph.random, features))
+
+
+def features_of(graph: Graph) -> tuple[bool, ...]:
+    """Of each argument whether it is a tensor with a head dim."""
+    features = feature_axes(graph)
+    return tuple(isinstance(a, Input) and bool(features & set(a.layout)) for a in graph.arguments)
 
 
 def numbers_of(arguments: Sequence[Input | Scalar]) -> tuple[type[int] | type[float] | None, ...]:

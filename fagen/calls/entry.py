@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fagen import torch_op
 from fagen.calls.derivatives import require_plain
-from fagen.calls.dispatch import call, compute, empty_outputs, gradients_of, numbers_of
+from fagen.calls.dispatch import call, compute, empty_outputs, features_of, gradients_of, numbers_of
 from fagen.calls.keys import named
 from fagen.compile import Compiled
 from fagen.errors import UsageError
@@ -192,7 +192,8 @@ def _kernel_key(key: str, count: int) -> Key:
         )
 
     numbers = numbers_of(graph.arguments[:count])
-    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers, graph.random))
+    features = features_of(graph)[:count]
+    return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers, graph.random, features))
 
 
 def _registered(
@@ -237,4 +238,7 @@ def _registered(
         by_place = [next(found) if is_float else None for is_float in floats]
         return [each for each in by_place[: len(given)] if each is not None]
 
-    return torch_op.register(Callee(name, run, shapes, gradients, (*numbers, *[None] * parts), random))
+    features = (*features_of(first.graph)[:own], *[False] * parts)
+    return torch_op.register(
+        Callee(name, run, shapes, gradients, (*numbers, *[None] * parts), random, features)
+    )

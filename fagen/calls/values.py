@@ -17,6 +17,7 @@ from fagen.ir.check import bind_dtypes, bind_sizes
 from fagen.ir.graph import Axis, Graph, Input, Kind, Scalar
 from fagen.lang.expr import LARGEST, beyond_fp32
 from fagen.plan.plan import Storage
+from fagen.torch_op import AUTOCAST_FROM, autocast_dtype
 
 STORAGE_OF: Mapping[torch.dtype, Storage] = {
     torch.float32: "fp32",
@@ -30,7 +31,6 @@ DTYPE_OF: Mapping[Storage, torch.dtype] = {storage: dtype for dtype, storage in 
 
 READ_BYTES = 16
 """What kernels read of a row at a time where addresses and strides are multiples of it."""
-_AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,6 @@ def _device(graph: Graph, given: Sequence[object]) -> torch.device:
     return devices.pop()
 
 
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """What autocast computes in on a type of device; None where it is off."""
-    if not _has_autocast(device_type) or not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)
-
-
-@lru_cache(maxsize=16)
-def _has_autocast(device_type: str) -> bool:
-    return torch.amp.is_autocast_available(device_type)
-
-
 def autocasts(values: Values) -> dict[int, torch.dtype]:
     """What autocast turns into another dtype, by position.
 
@@ -147,7 +135,7 @@ def autocasts(values: Values) -> dict[int, torch.dtype]:
     return {
         argument.position: dtype
         for argument, tensor in values.inputs
-        if features & set(argument.layout) and tensor.dtype != dtype and tensor.dtype in _AUTOCAST_FROM
+        if features & set(argument.layout) and tensor.dtype != dtype and tensor.dtype in AUTOCAST_FROM
     }
 
 

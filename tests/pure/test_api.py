@@ -256,6 +256,10 @@ def test_b42_autocast_returns_gradients_in_each_inputs_own_dtype() -> None:
     assert out.dtype == torch.bfloat16
     out.float().sum().backward()
     assert [x.grad.dtype for x in (q, k, v)] == [torch.float32, torch.float32, torch.bfloat16]
+    compiled = torch.compile(lambda q, k, v: fg.attention(q, k, v, family="reference"), backend="eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(compiled(q, k, v), out)
+    assert compiled(q, k, k).dtype == torch.float32
 
 
 def test_torch_compile_gets_an_operator_with_a_gradient() -> None:
