@@ -6,6 +6,7 @@
 // kernel's own loads and stores make of it, so a missing barrier shows as soon as a schedule runs a reader
 // before its writer.
 
+#include <mutex>
 #include <thread>
 
 #include "scheduler.h"
@@ -16,20 +17,57 @@ namespace emulator {
 
 __thread Scheduler* scheduler = nullptr;
 
-void Scheduler::make_fibers() {
-  const size_t count = static_cast<size_t>(capacity_) * block_threads_;
-  stacks_bytes_ = count * STACK_BYTES;
-  void* memory = mmap(nullptr, stacks_bytes_, PROT_READ | PROT_WRITE,
+namespace {
+
+std::mutex spare_lock;
+std::vector<char*> spare_stacks;
+
+}  // namespace
+
+std::vector<char*> take_stacks(size_t count) {
+  std::vector<char*> taken;
+  {
+    const std::lock_guard<std::mutex> guard(spare_lock);
+    const size_t spare = std::min(count, spare_stacks.size());
+    taken.assign(spare_stacks.end() - static_cast<long>(spare), spare_stacks.end());
+    spare_stacks.resize(spare_stacks.size() - spare);
+  }
+  const size_t missing = count - taken.size();
+  if (missing == 0) return taken;
+  void* memory = mmap(nullptr, missing * STACK_BYTES, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
+    give_back_stacks(taken);
+    return {};
+  }
+  for (size_t i = 0; i < missing; ++i) {
+    taken.push_back(static_cast<char*>(memory) + i * STACK_BYTES);
+    mprotect(taken.back(), PAGE_BYTES, PROT_NONE);
+  }
+  return taken;
+}
+
+void give_back_stacks(const std::vector<char*>& stacks) {
+  const std::lock_guard<std::mutex> guard(spare_lock);
+  for (char* stack : stacks) {
+    if (spare_stacks.size() < SPARE_STACKS) {
+      spare_stacks.push_back(stack);
+    } else {
+      munmap(stack, STACK_BYTES);
+    }
+  }
+}
+
+void Scheduler::make_fibers() {
+  const size_t count = static_cast<size_t>(capacity_) * block_threads_;
+  stacks_ = take_stacks(count);
+  if (stacks_.empty()) {
     launch_.fail("the emulator finds no memory for the stacks of " + std::to_string(count) + " threads");
     return;
   }
-  stacks_ = static_cast<char*>(memory);
   for (size_t i = 0; i < count; ++i) {
     auto fiber = std::make_unique<Fiber>();
-    fiber->stack = stacks_ + i * STACK_BYTES;
-    mprotect(fiber->stack, PAGE_BYTES, PROT_NONE);
+    fiber->stack = stacks_[i];
     const std::string name = "thread " + std::to_string(i % block_threads_);
     fiber->shadow.create(fiber->stack + PAGE_BYTES, STACK_BYTES - PAGE_BYTES, name.c_str());
     idle_.push_back(fiber.get());
@@ -343,15 +381,19 @@ Fiber* Scheduler::pick() {
   return nullptr;
 }
 
+// Those who spin look again, but for whom nothing has changed.
 bool Scheduler::wake_pollers() {
   bool any = false;
   for (auto& block : live_) {
     for (size_t w = 0; w < block->warps.size(); ++w) {
-      for (unsigned lanes = block->warps[w].polling; lanes; lanes &= lanes - 1) {
-        make_ready(*block->fibers[w * 32 + lowest(lanes)]);
+      Warp& warp = block->warps[w];
+      for (unsigned lanes = warp.polling; lanes; lanes &= lanes - 1) {
+        Fiber& fiber = *block->fibers[w * 32 + lowest(lanes)];
+        if (still_waits(fiber)) continue;
+        warp.polling &= ~(1u << fiber.lane);
+        make_ready(fiber);
         any = true;
       }
-      block->warps[w].polling = 0;
     }
   }
   return any;

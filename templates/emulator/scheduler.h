@@ -92,6 +92,7 @@ struct Random {
 
 constexpr size_t PAGE_BYTES = 4096;
 constexpr size_t STACK_BYTES = 256 * 1024;  // virtual; a fiber touches what it uses
+constexpr size_t SPARE_STACKS = 4096;       // which are kept from one launch to the next
 constexpr unsigned MULTIPROCESSOR_THREADS = 2048, MULTIPROCESSOR_SHARED_BYTES = 227 * 1024;
 constexpr unsigned RACE_THREADS = 1024;  // each costs the sanitizer milliseconds to set up
 
@@ -112,6 +113,11 @@ struct Launch {
     pthread_mutex_unlock(&lock);
   }
 };
+
+// Takes so many stacks, those of earlier launches first: to map and fault them in takes as long as a small launch
+// runs. Empty where there is no memory for them.
+std::vector<char*> take_stacks(size_t count);
+void give_back_stacks(const std::vector<char*>& stacks);
 
 inline std::string position(FagenIndex at) {
   return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
@@ -143,12 +149,13 @@ class Scheduler {
     moments_ = choices[random_.below(4)];
     late_units_ = random_.below(2) ? random_.next() : 0;
     hands_over_ = request_.schedule == static_cast<int>(Schedule::random) && random_.below(2);
-    if (hands_over_ && moments_ != Moment::at_issue) late_units_ = ~0u;
+    if (hands_over_ && moments_ != Moment::at_issue)
+      late_units_ |= 1u << static_cast<unsigned>(Flight::Unit::product);
   }
 
   ~Scheduler() {
     for (auto& block : live_) free(block->shared);
-    if (stacks_) munmap(stacks_, stacks_bytes_);
+    give_back_stacks(stacks_);
   }
 
   void run();
@@ -193,8 +200,7 @@ class Scheduler {
   unsigned late_units_;  // units whose operations land only where nothing else can go on
   bool hands_over_;      // who ends a phase of a barrier stands back until those it lets go on can do no more
   bool progress_ = false, stopped_ = false;
-  char* stacks_ = nullptr;
-  size_t stacks_bytes_ = 0;
+  std::vector<char*> stacks_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
   std::vector<std::unique_ptr<Block>> live_;
@@ -215,6 +221,7 @@ class Scheduler {
   void perhaps_yield(Fiber& fiber);
   Fiber* pick();
   bool wake_pollers();
+  bool still_waits(const Fiber& fiber) const;
   void complete(Fiber& fiber, size_t index);
   void complete_any(bool forced);
   void start_units(Block& block);
@@ -229,6 +236,7 @@ class Scheduler {
   void land_or_poll(Fiber& fiber, size_t index, const char* what, int line);
   bool is_late(const Flight& flight) const { return late_units_ >> static_cast<unsigned>(flight.unit) & 1; }
   bool in_flight() const { return !busy_.empty() || !flights_.empty(); }
+  size_t product_of(const Fiber& fiber) const;
   const Flight* touching(const Block& block, unsigned begin, unsigned end, bool only_writes) const;
   void check_fenced(Fiber& fiber, unsigned begin, unsigned end, int line);
   void run_product(Block& block, Joint& joint, unsigned number);

@@ -127,6 +127,7 @@ void Scheduler::wait_phase(Fiber& fiber, unsigned address, unsigned parity, int 
   Barrier& barrier = barrier_at(fiber, address, "waits at", line);
   if (parity > 1) finding(fiber, line, text_of("waits for parity %u", parity));
   fiber.units.waits_for = static_cast<int>(address);
+  fiber.units.barrier = &barrier;
   fiber.units.parity = parity;
   while (barrier.phases % 2u == parity) poll(fiber, "a barrier in shared memory", line);
   fiber.units.waits_for = -1;
@@ -140,6 +141,15 @@ void Scheduler::wait_phase(Fiber& fiber, unsigned address, unsigned parity, int 
   }
   seen = barrier.phases - 1;
   acquire(&barrier.moment);
+}
+
+// Whether a thread that spins would find what it found before.
+bool Scheduler::still_waits(const Fiber& fiber) const {
+  const FiberUnits& units = fiber.units;
+  if (units.waits_for >= 0) return units.barrier->phases % 2u == units.parity;
+  if (fiber.owner->units.warpgroups[fiber.number / 128].done >= units.waits_for_products) return false;
+  const size_t index = product_of(fiber);
+  return index == flights_.size() || is_late(*flights_[index]);
 }
 
 // --------------------------------------------------------------------------- named barriers and registers
@@ -239,7 +249,9 @@ void Scheduler::land_or_poll(Fiber& fiber, size_t index, const char* what, int l
 }
 
 void Scheduler::land_any(bool forced) {
-  const size_t start = random_.below(static_cast<unsigned>(flights_.size()));
+  const size_t count = flights_.size();
+  size_t start = random_.below(static_cast<unsigned>(count));
+  for (size_t tries = 0; tries < count && is_late(*flights_[start]); ++tries) start = (start + 1) % count;
   if (!forced && is_late(*flights_[start])) return;
   size_t index = start;
   if (flights_[start]->unit == Flight::Unit::product) {
@@ -476,6 +488,18 @@ void Scheduler::run_product(Block& block, Joint& joint, unsigned number) {
   }
 }
 
+// The first product of a thread's warpgroup that is in flight, or the number of all flights.
+size_t Scheduler::product_of(const Fiber& fiber) const {
+  size_t index = 0;
+  for (; index < flights_.size(); ++index) {
+    const Flight& flight = *flights_[index];
+    if (flight.unit == Flight::Unit::product && flight.block == fiber.owner &&
+        flight.warpgroup == fiber.number / 128)
+      break;
+  }
+  return index;
+}
+
 void Scheduler::commit_products(Fiber& fiber) {
   fiber.units.groups.push_back(fiber.units.products);
   fiber.units.fenced = false;
@@ -487,20 +511,16 @@ void Scheduler::wait_products(Fiber& fiber, unsigned groups, int line) {
   if (ends.size() <= groups) return;
   const unsigned long long target = ends[ends.size() - 1 - groups];
   const Warpgroup& warpgroup = fiber.owner->units.warpgroups[fiber.number / 128];
+  fiber.units.waits_for_products = target;
   while (warpgroup.done < target) {
-    size_t index = 0;
-    for (; index < flights_.size(); ++index) {
-      const Flight& flight = *flights_[index];
-      if (flight.unit == Flight::Unit::product && flight.block == fiber.owner &&
-          flight.warpgroup == fiber.number / 128)
-        break;
-    }
+    const size_t index = product_of(fiber);
     if (index < flights_.size()) {
       land_or_poll(fiber, index, "wgmma_wait", line);
     } else {
       poll(fiber, "wgmma_wait", line);
     }
   }
+  fiber.units.waits_for_products = 0;
   progress_ = true;
 }
 

@@ -80,7 +80,9 @@ struct Hidden {
 
 struct FiberUnits {
   int waits_for = -1;  // the barrier on which it spins
+  const Barrier* barrier = nullptr;
   unsigned parity = 0;
+  unsigned long long waits_for_products = 0;  // until so many of its warpgroup are done
   unsigned stores_committed = 0, async_fences = 0;
   bool fenced = false;  // since the last group of products
   unsigned long long products = 0;

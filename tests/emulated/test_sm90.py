@@ -130,11 +130,11 @@ TOLD = {
     "no fence before S": r"without wgmma_fence\(\)",
     "K not freed": "deadlock",
     "all lanes produce": r"arrives at the barrier at byte \d+, at which all 1 of this phase have arrived",
-    "two first turns": "arrives twice at barrier 1 before all 256 threads have come",
+    "two first turns": r"arrives twice at barrier \d before all 256 threads have come",
     "V filled before it is free": r"arrives at the barrier at byte \d+, at which all 1 of this phase",
     "Q not waited for": r"a product reads what the copy of line \d+ has not brought yet",
 }
-"""What is said of some of them."""
+"""What is said of some of them, under some schedule."""
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -142,18 +142,17 @@ def test_what_is_broken_is_found_within_fifty_seeds(name: str) -> None:
     design = Design()
     kernels = replace(design, edits=BROKEN[name]).compiled()
     cases = [Attention(design, 300, batch=2, section=2), Attention(design, 130, 333, batch=3)]
+    told = "nothing"
     for seed, case in itertools.product(range(50), cases):
         try:
             case.launch(kernels, schedule="random", seed=seed)
         except EmulatorFinding as finding:
             told = str(finding)
-            break
-        if not case.error() < TOLERANCE:
-            told = "a wrong result"
-            break
-    else:
-        pytest.fail("50 seeds show nothing")
-    assert re.search(TOLD.get(name, ""), told)
+        else:
+            told = "nothing" if case.error() < TOLERANCE else "a wrong result"
+        if told != "nothing" and re.search(TOLD.get(name, ""), told):
+            return
+    pytest.fail(f"50 seeds do not show what is broken; the last says {told}")
 
 
 def test_a_deadlock_names_the_line_of_every_thread() -> None:
