@@ -31,10 +31,11 @@ _FLAGS = ("-std=c++17", "-fPIC", "-pthread")
 _RUNTIME_FLAGS = ("-O1", "-g1")
 # A kernel is compiled for a few launches: -O1 takes a third longer than -Og, for a fifth more speed. Sums of
 # products are rounded twice, on every machine; memory is shared between types, as on a GPU.
-_KERNEL_FLAGS = ("-Og", "-g", "-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
+_KERNEL_FLAGS = ("-Og", "-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
 # Where a compiler knows them: what was never set is no zero; no time goes into following variables.
 _OPTIONAL_FLAGS = ("-ftrivial-auto-var-init=pattern", "-fno-var-tracking")
 _RUNTIME = "runtime"
+_LINES = "-g1"  # what a sanitizer finds lines by; the scheduler's own findings have them from the text
 _SANITIZERS = {"none": "", "address": "address", "race": "thread"}
 _KERNEL_NAME = re.compile(
     r"\b__global__\s+void\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\("
@@ -342,7 +343,7 @@ def compile_text(text: str, *, name: str = "kernel", checker: Checker = "none") 
     if not names:
         raise BuildError(f"{name} has no __global__ function")
     runtime = _runtime(compiler, checker)
-    sanitizer = [f"-fsanitize={_SANITIZERS[checker]}"] if _SANITIZERS[checker] else []
+    sanitizer = [f"-fsanitize={_SANITIZERS[checker]}", _LINES] if _SANITIZERS[checker] else []
     flags = [*_FLAGS, *_KERNEL_FLAGS, *runtime.flags, *sanitizer]
     parts = {
         "kind": "emulated kernels",
