@@ -1,7 +1,7 @@
 """The sample kernels of tests/emulated/kernels, launched on torch tensors."""
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,8 +28,17 @@ def compiled(
     return compile_text(sample(name, edits, element=element), name=name, checker=checker)
 
 
-def params(**values: torch.Tensor | int | float) -> tuple[bytes, list[Memory]]:
-    """Lay values out as a C struct would, every tensor as a pointer to memory the kernel may write."""
+class Params(bytes):
+    """The bytes of a parameter struct, and the tensors whose addresses are among them."""
+
+    tensors: Sequence[torch.Tensor]
+
+
+def params(**values: torch.Tensor | int | float) -> tuple[Params, list[Memory]]:
+    """Lay values out as a C struct would, every tensor as a pointer to memory the kernel may write.
+
+    A tensor lives as long as the bytes: it may be made in the call.
+    """
     layout, plain, memories = "@", [], []
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
@@ -40,7 +49,9 @@ def params(**values: torch.Tensor | int | float) -> tuple[bytes, list[Memory]]:
         else:
             layout += FORMATS[type(value)]
             plain.append(value)
-    return struct.pack(layout + "0P", *plain), memories
+    packed = Params(struct.pack(layout + "0P", *plain))
+    packed.tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+    return packed, memories
 
 
 def nan(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from fagen.derive.equations import letters
@@ -50,8 +51,9 @@ _Place: TypeAlias = tuple[Axis | None, tuple[Axis, ...], tuple[Axis, ...]]
 Fusion: TypeAlias = Literal["full", "products", "none"]
 
 
+@lru_cache(maxsize=16)
 def derive(graph: Graph, fusion: Fusion = "full", deterministic: bool = False) -> Derivation:
-    """The stages of ``graph``.
+    """The stages of ``graph``, the same object for the last few graphs: plans for other sizes share them.
 
     ``fusion`` is ``full`` (as few stages as the rules allow), ``products`` (each contraction and each row
     statistic a stage, with element-wise work fused into them) or ``none`` (each operation on tiles a stage

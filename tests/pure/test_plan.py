@@ -75,10 +75,12 @@ def test_every_usual_head_dim_fits_everywhere(arch: str) -> None:
     for head_dim in every if arch == "generic" else [1, 64, 256, *draw.sample(every, 20)]:
         v_head_dim = draw.choice([head_dim, draw.randint(1, 256)])
         storage: Storage = draw.choice(["fp32", "fp16", "bf16"])
-        check_fits(plan(problem(graph, head_dim, v_head_dim, storage, arch)))
-        made = plan(problem(graph, head_dim, v_head_dim, storage, arch, family="simt"))
-        assert [kernel.schedule for kernel in made.kernels] == ["forward_loop"], (seed, head_dim)
+        made = plan(problem(graph, head_dim, v_head_dim, storage, arch))
         check_fits(made)
+        if made.family != "simt":
+            made = plan(problem(graph, head_dim, v_head_dim, storage, arch, family="simt"))
+            check_fits(made)
+        assert [kernel.schedule for kernel in made.kernels] == ["forward_loop"], (seed, head_dim)
         (kernel,) = made.kernels
         assert kernel.tile_axis == "q"
         assert kernel.grid_axes == ("b", "hk", "g")
