@@ -78,7 +78,6 @@ BACKWARD: Mapping[str, Case] = {
     "all pairs": Case(mask=lambda _: None),
     "softcap, fp16": Case(parts={"score": fg.softcap(3.0)}, dtype=torch.float16),
     "documents": Case(mask=documents),
-    "a bias": Case(bias=True),
     "two kernels, 80": Case(80),
     "two kernels, 192 and 128": Case(192, 128, mask=lambda _: None),
     "in a fixed order": Case(deterministic=True),
