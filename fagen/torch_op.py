@@ -23,6 +23,9 @@ Outputs: TypeAlias = "tuple[Tensor, ...]"
 Run: TypeAlias = "Callable[..., Outputs]"
 """Called with the values, and with a seed where the caller has one."""
 
+AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
+"""The dtypes that autocast turns into its own."""
+
 
 class Recorded(Protocol):
     """Calls with the same facts, in both directions; ``name`` is that of their program."""
@@ -184,9 +187,6 @@ def _has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 
 
-AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
-
-
 @constant
 def _count() -> int:
     """A number that no other seed has: two nodes of a graph with the same arguments may become one."""
@@ -231,6 +231,18 @@ def _define() -> None:
         key: str, gradients: list[Tensor], tensors: list[Tensor], numbers: list[float], seed: Tensor | None
     ) -> list[Tensor]:
         return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
+
+    def keep_name(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name = _callees[inputs[0]].name
+
+    def refuse(ctx: Any, *_: object) -> tuple[Any, ...]:
+        raise UsageError(
+            "a gradient was differentiated, and an operator of torch has its first derivative alone",
+            call=ctx.name,
+            works='family="reference" has all outside of torch.compile and of torch\'s modes',
+        )
+
+    call_backward.register_autograd(refuse, setup_context=keep_name)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.key, tensors, ctx.numbers, seed = inputs

@@ -26,6 +26,7 @@ from fagen.calls.values import (
     Values,
     aligned,
     autocasts,
+    cast,
     check_dtypes,
     read,
     require_fp32,
@@ -194,7 +195,7 @@ def _prepare(graph: Graph, given: Sequence[Any], options: Options, kernel: Compi
             works="torch.compile and torch.export take them",
         )
     values = read(graph, given)
-    casts = autocasts(values)
+    casts = autocasts(values, autocast_dtype(values.device.type))
     if casts or any(tensor.is_neg() for _, tensor in values.inputs):
         return _after_casts(graph, options, kernel, casts)
     check_dtypes(values)
@@ -433,14 +434,10 @@ def _after_casts(
 ) -> Run:
     """A run on the values as autocast has them, lazy negation carried out."""
 
-    def cast(given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
-        changed = [
-            value.resolve_neg().to(casts.get(i, value.dtype)) if isinstance(value, Tensor) else value
-            for i, value in enumerate(given)
-        ]
-        return compute(graph, changed, options, kernel, seed)
+    def run(given: Sequence[Any], seed: Tensor | None = None) -> Outputs:
+        return compute(graph, cast(given, casts), options, kernel, seed)
 
-    return cast
+    return run
 
 
 def _reference(values: Values) -> Run:

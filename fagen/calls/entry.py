@@ -8,6 +8,7 @@ changed since.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from fagen import torch_op
 from fagen.calls.derivatives import require_plain
 from fagen.calls.dispatch import call, compute, empty_outputs, features_of, gradients_of, numbers_of
 from fagen.calls.keys import named
+from fagen.calls.values import autocasts, cast, read
 from fagen.compile import Compiled
 from fagen.errors import UsageError
 from fagen.ir.graph import Graph
@@ -78,7 +80,10 @@ def _options(deterministic: bool, family: str | None) -> Options:
 def call_kernel(kernel: Held, args: tuple[Any, ...]) -> Tensor | Outputs:
     """The outputs of a compiled kernel; what it captured stands for last arguments that are not given."""
     if torch.compiler.is_compiling():
-        return _one(torch_op.through_operator(_kernel_key(kernel.key, len(args)), args))
+        key = _kernel_key(kernel.key, len(args))
+        if key is None:
+            return _outside(call_kernel)(kernel, args)
+        return _one(torch_op.through_operator(key, args))
     compiled = kernel.compiled
     given = _completed(kernel, args) if kernel.captured else args
     return call(compiled.problem.graph, given, kernel.option, compiled)
@@ -135,7 +140,64 @@ def _outside(function: Callable[..., Tensor | Outputs]) -> Callable[..., Tensor 
     return outside
 
 
-keep_outside([_outside])
+keep_outside(
+    [_outside],
+    "a tensor that a mask or score captures wants a gradient, or torch is older than 2.13: "
+    "leave fullgraph=True out, or give the tensor as an argument of a program",
+)
+
+
+def _autocast_dtypes() -> dict[str, torch.dtype]:
+    dtypes = {device_type: torch_op.autocast_dtype(device_type) for device_type in ("cpu", "cuda")}
+    return {device_type: dtype for device_type, dtype in dtypes.items() if dtype is not None}
+
+
+@dataclass(frozen=True)
+class _Captures:
+    """What of torch's state the captured tensors of a call meet, as it was when torch compiled the call.
+
+    The operator, which is not given them, runs without it. torch compiles anew where this state changes, but
+    not where such a tensor does.
+    """
+
+    name: str
+    recorded: bool = field(default_factory=torch.is_grad_enabled)
+    autocast: Mapping[str, torch.dtype] = field(default_factory=_autocast_dtypes)
+
+    def want_gradient(self, captured: Sequence[Any]) -> bool:
+        """Whether autograd records one of them: the operator has no gradient for it."""
+        return self.recorded and any(isinstance(value, Tensor) and value.requires_grad for value in captured)
+
+    def require_no_gradient(self, captured: Sequence[Any]) -> None:
+        """UsageError where one has come to want a gradient."""
+        if self.want_gradient(captured):
+            raise UsageError(
+                "a captured tensor wants a gradient now, and none did when torch compiled the call",
+                call=self.name,
+                works="call torch._dynamo.reset(), or requires_grad_() before the first call",
+            )
+
+    def cast(self, graph: Graph, given: Sequence[Any]) -> Sequence[Any]:
+        """The values of a call as autocast has them; the operator was given its own that way."""
+        return cast(given, self._casts(graph, given)) if self.autocast else given
+
+    def shapes(self, graph: Graph, given: Sequence[Any]) -> Outputs:
+        """The outputs for them as `empty_outputs` has them.
+
+        torch casts no real tensor where others only have a shape.
+        """
+        casts = self._casts(graph, given)
+        made = (
+            torch.empty(value.shape, dtype=casts[i], device=value.device) if i in casts else value
+            for i, value in enumerate(given)
+        )
+        return empty_outputs(graph, tuple(made))
+
+    def _casts(self, graph: Graph, given: Sequence[Any]) -> Mapping[int, torch.dtype]:
+        if not self.autocast:
+            return {}
+        values = read(graph, given)
+        return autocasts(values, self.autocast.get(values.device.type))
 
 
 @constant
@@ -172,14 +234,19 @@ def _attention_key(
 
 
 @constant
-def _kernel_key(key: str, count: int) -> Key:
+def _kernel_key(key: str, count: int) -> Key | None:
     kernel: Held = named(key)
     compiled = kernel.compiled
     graph = compiled.problem.graph
     require_plain(graph.name, ())
+    captures = _Captures(graph.name)
+    if captures.want_gradient(_completed(kernel, (None,) * count)[count:]):
+        return None
 
     def run(given: Sequence[Any], seed: Tensor | None) -> Outputs:
-        return compute(graph, _completed(kernel, given), kernel.option, compiled, seed)
+        every = _completed(kernel, given)
+        captures.require_no_gradient(every[count:])
+        return compute(graph, every, kernel.option, compiled, seed)
 
     def shapes(given: Sequence[Any]) -> Outputs:
         return empty_outputs(graph, _completed(kernel, given))
@@ -196,6 +263,10 @@ def _kernel_key(key: str, count: int) -> Key:
     return torch_op.register(Callee(graph.name, run, shapes, gradients, numbers, graph.random, features))
 
 
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 def _registered(
     name: str, trace: Callable[[Sequence[Any]], Traced], options: Options, numbers: Any, parts: int = 0
 ) -> Key | None:
@@ -206,11 +277,9 @@ def _registered(
     which tracing captures. Whether it is random shows without them, and stays as it is: torch's graph draws a
     seed or does not.
     """
-    own, first = len(numbers), trace(())
+    own, first, captures = len(numbers), trace(()), _Captures(name)
     random = first.graph.random
-    if torch.is_grad_enabled() and any(
-        isinstance(value, Tensor) and value.requires_grad for value in first.captured
-    ):
+    if captures.want_gradient(first.captured):
         return None
 
     def with_captured(given: Sequence[Any]) -> tuple[Graph, tuple[Any, ...]]:
@@ -225,18 +294,24 @@ def _registered(
 
     def run(given: Sequence[Any], seed: Tensor | None) -> Outputs:
         graph, every = with_captured(given)
-        return compute(graph, every, options, seed=seed)
+        of_operator = {id(part) for part in given[own:]}
+        captures.require_no_gradient([value for value in every[own:] if id(value) not in of_operator])
+        return compute(graph, captures.cast(graph, every), options, seed=seed)
 
     def shapes(given: Sequence[Any]) -> Outputs:
         graph, every = with_captured(given)
-        return empty_outputs(graph, every)
+        return captures.shapes(graph, every)
 
     def gradients(given: Sequence[Any], incoming: Sequence[Tensor], seed: Tensor | None) -> Sequence[Tensor]:
         graph, every = with_captured(given)
-        found = iter(gradients_of(graph, every, options, incoming, seed))
-        floats = (isinstance(value, Tensor) and value.is_floating_point() for value in every)
-        by_place = [next(found) if is_float else None for is_float in floats]
-        return [each for each in by_place[: len(given)] if each is not None]
+        found = iter(gradients_of(graph, captures.cast(graph, every), options, incoming, seed))
+        every_one = [(value, next(found)) for value in every if _is_float(value)]
+        own_ones = sum(map(_is_float, given[:own]))
+        results = [each for _, each in every_one[:own_ones]]
+        for part in filter(_is_float, given[own:]):  # captured in the order of use, or not at all
+            of_part = (each for value, each in every_one[own_ones:] if value is part)
+            results.append(sum(of_part, torch.zeros_like(part)))
+        return results
 
     features = (*features_of(first.graph)[:own], *[False] * parts)
     return torch_op.register(

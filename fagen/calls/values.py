@@ -17,7 +17,7 @@ from fagen.ir.check import bind_dtypes, bind_sizes
 from fagen.ir.graph import Axis, Graph, Input, Kind, Scalar
 from fagen.lang.expr import LARGEST, beyond_fp32
 from fagen.plan.plan import Storage
-from fagen.torch_op import AUTOCAST_FROM, autocast_dtype
+from fagen.torch_op import AUTOCAST_FROM
 
 STORAGE_OF: Mapping[torch.dtype, Storage] = {
     torch.float32: "fp32",
@@ -123,12 +123,11 @@ def _device(graph: Graph, given: Sequence[object]) -> torch.device:
     return devices.pop()
 
 
-def autocasts(values: Values) -> dict[int, torch.dtype]:
-    """What autocast turns into another dtype, by position.
+def autocasts(values: Values, dtype: torch.dtype | None) -> dict[int, torch.dtype]:
+    """What autocast to a dtype turns into it, by position; nothing where it is off.
 
     As for a matrix product: floating-point tensors with a head dim. What is added to scores stays as it is.
     """
-    dtype = autocast_dtype(values.device.type)
     if dtype is None:
         return {}
     features = feature_axes(values.graph)
@@ -137,6 +136,14 @@ def autocasts(values: Values) -> dict[int, torch.dtype]:
         for argument, tensor in values.inputs
         if features & set(argument.layout) and tensor.dtype != dtype and tensor.dtype in AUTOCAST_FROM
     }
+
+
+def cast(given: Sequence[Any], casts: Mapping[int, torch.dtype]) -> list[Any]:
+    """Values in the dtypes of `autocasts`, lazy negation carried out."""
+    return [
+        value.resolve_neg().to(casts.get(i, value.dtype)) if isinstance(value, Tensor) else value
+        for i, value in enumerate(given)
+    ]
 
 
 def check_dtypes(values: Values) -> None:

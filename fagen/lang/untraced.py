@@ -26,16 +26,15 @@ def torch_traces_expressions() -> bool:
     return found is None or (int(found[1]), int(found[2])) >= _TRACES
 
 
-def keep_outside(things: Iterable[Any]) -> None:
+def keep_outside(things: Iterable[Any], reason: str | None = None) -> None:
     """Have torch call functions, and methods of classes, where it would trace them.
 
-    It looks for the attribute that its own ``disable`` sets.
+    It looks for the attributes that its own ``disable`` sets, and gives the ``reason`` where it must not.
     """
     for thing in things:
         if inspect.isclass(thing):
-            keep_outside(vars(thing).values())
-        function = inspect.unwrap(thing) if callable(thing) else None
-        if inspect.isfunction(function):
-            function._torchdynamo_disable = True  # type: ignore[attr-defined]
-        if inspect.isfunction(thing):
-            thing._torchdynamo_disable = True  # type: ignore[attr-defined]
+            keep_outside(vars(thing).values(), reason)
+        for function in (thing, inspect.unwrap(thing)) if callable(thing) else ():
+            if inspect.isfunction(function):
+                function._torchdynamo_disable = True  # type: ignore[attr-defined]
+                function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]

@@ -313,6 +313,77 @@ def test_what_a_score_captures_has_its_gradient_under_torch_compile() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_a_bias_behind_what_a_score_captures_has_its_own_gradient_under_torch_compile() -> None:
+    table, bias = torch.randn(2, 9), torch.randn(5, 5, requires_grad=True)
+    score, given = fg.relative_bias(table), [torch.randn(1, 2, 5, 8) for _ in range(3)]
+
+    def layer() -> Tensor:
+        return fg.attention(*given, score=score, bias=bias, family="reference")
+
+    compiled = torch.compile(layer, backend="eager")
+    found, expected = (torch.autograd.grad(call().square().sum(), bias)[0] for call in (compiled, layer))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_captured_tensor_that_comes_to_want_a_gradient_after_torch_compiled_the_call_is_refused() -> None:
+    table, x = torch.randn(5), torch.randn(1, 2, 5, 8, requires_grad=True)
+
+    @fg.program
+    def weighted(q: fg.Tensor["b h q d"]):  # type: ignore[no-untyped-def]
+        return q * fg.capture(table, "q")
+
+    compiled = torch.compile(weighted.options(family="reference"), backend="eager")
+    compiled(x).sum().backward()
+    table.requires_grad_()
+    with pytest.raises(UsageError, match=r"weighted: a captured tensor wants a gradient now, .*reset"):
+        compiled(x)
+    with torch.no_grad():
+        compiled(x)
+
+
+def test_what_a_kernel_captures_is_seen_by_autograd_under_torch_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, given = torch.randn(2, 9, requires_grad=True), [torch.zeros(1, 2, 0, 8) for _ in range(3)]
+    kernel = fg.compile(score=fg.relative_bias(table), head_dim=8, dtype="fp32", arch="emulator")
+    monkeypatch.setattr("fagen.calls.dispatch.compile_problem", lambda problem: None)  # nothing is launched
+    assert kernel(*given).requires_grad
+    compiled = torch.compile(kernel, backend="eager")
+    assert compiled(*given).requires_grad
+    torch._dynamo.reset()
+    table.requires_grad_(False)
+    assert not compiled(*given).requires_grad
+    table.requires_grad_()
+    with pytest.raises(UsageError, match="attention: a captured tensor wants a gradient now"):
+        compiled(*given)
+
+
+def test_autocast_casts_captured_tensors_under_torch_compile() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+
+    @fg.program
+    def one_cache(q: fg.Tensor["b h q d"], v: fg.Tensor["b hk kv dv"]):  # type: ignore[no-untyped-def]
+        weights = fg.softmax(fg.dot(q, fg.capture(k, "b hk kv d"), over="d"), over="kv")
+        return fg.dot(weights, v, over="kv")
+
+    exact = one_cache.options(family="reference")
+    q.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, found = exact(q, v), torch.compile(exact, backend="eager")(q, v)
+    assert torch.equal(found, expected)
+    gradients = [torch.autograd.grad(out.float().square().sum(), q)[0] for out in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=2**-6, atol=2**-6)
+
+
+def test_a_whole_graph_with_a_captured_tensor_that_wants_a_gradient_says_what_to_do() -> None:
+    score, x = fg.relative_bias(torch.randn(2, 9, requires_grad=True)), torch.randn(1, 2, 5, 8)
+    compiled = torch.compile(
+        lambda: fg.attention(x, x, x, score=score, family="reference"), backend="eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match="leave fullgraph=True out, or give the tensor as an argument"):
+        compiled()
+
+
 def test_masks_made_inside_are_compiled() -> None:
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         near = fg.causal() & fg.sliding_window(3)
@@ -375,6 +446,18 @@ def test_a_gradient_is_not_differentiated_unsaid() -> None:
         (gradient.sum() + x.sum()).backward()
     with pytest.raises(UsageError, match=message):  # torch takes it by the derivative of a gradient
         torch.autograd.functional.jvp(lambda x: Call.apply(Doubled(), x, unread), x, torch.ones(3))
+
+
+def test_an_operators_gradient_is_not_differentiated_unsaid() -> None:
+    @fg.program
+    def squares(q: fg.Tensor["b h q d"]):  # type: ignore[no-untyped-def]
+        return q * q
+
+    x = torch.randn(1, 2, 5, 8, requires_grad=True)
+    compiled = torch.compile(squares.options(family="reference"), backend="eager")
+    (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    with pytest.raises(UsageError, match="squares: a gradient was differentiated, and an operator"):
+        gradient.sum().backward()
 
 
 def test_a_transform_within_torch_compile_is_refused() -> None:
