@@ -175,6 +175,28 @@ def test_b39_a_gathered_sum_loses_nothing_and_keeps_infinities(device: str) -> N
     assert math.isnan(found[3])
 
 
+def test_b39_a_gathered_sum_is_rounded_once_whatever_cancels(device: str) -> None:
+    ulp = 2.0**-23
+    sums = {
+        1.0: [2.0**100, *[-(2.0**96)] * 16, 1.0],
+        1.0 + ulp: [1.0, ulp / 2, 2.0**-100],  # just above the middle of two floats
+        -1.0 - ulp: [-1.0, -ulp / 2, -(2.0**-100)],
+        -1.0: [-1.0, -ulp / 2, 2.0**-149],
+        2.0**127: [2.0**127, 2.0**127, -(2.0**127)],
+        -torch.inf: [-(2.0**127), -(2.0**127)],
+        2.0**-149: [2.0**127, 2.0**-148, -(2.0**127), -(2.0**-149)],
+        0.0: [1.0, 2.0**-149, -1.0, -(2.0**-149)],
+    }
+    rows = torch.zeros(18, len(sums))
+    for i, values in enumerate(sums.values()):
+        rows[: len(values), i] = torch.tensor(values)
+    q = rows.reshape(1, 1, -1, 1).to(device).requires_grad_()
+    table = torch.ones(len(sums), device=device, requires_grad=True)
+    out = gathered.options(deterministic=True)(q, table)
+    (found,) = torch.autograd.grad(out, table, torch.ones_like(out))
+    assert found.tolist() == list(sums)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_b43_gradients_under_torch_compile(device: str, transposed: bool) -> None:
     mask = fg.causal()

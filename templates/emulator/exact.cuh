@@ -24,7 +24,18 @@ inline void atomic_add(exact* to, float x) {
 
 inline float to_float(const exact& sum) {
   if (sum.others) return sum.others == 1 ? INFINITY : sum.others == 2 ? -INFINITY : NAN;
-  double total = 0.0;
-  for (int i = 0; i < 64; ++i) total += std::scalbn(static_cast<double>(sum.parts[i]), 4 * i - 150);
-  return static_cast<float>(total);
+  int64 carry = 0;  // from part to part; the last one has the sign of the sum
+  for (int i = 0; i < 64; ++i) carry = (sum.parts[i] + carry) >> 4;
+  const int64 sign = carry < 0 ? -1 : 1;
+  uint64 digits = 0;   // 16 of the sum without its sign, to base 16; odd where one below them is not 0
+  uint64 leading = 0;  // those from the first that is not 0
+  int place = 0;
+  carry = 0;
+  for (int i = 0; i < 79; ++i) {
+    carry += i < 64 ? sign * sum.parts[i] : 0;
+    digits = static_cast<uint64>(carry & 15) << 60 | digits >> 4 | (digits & 15 ? 1 : 0);
+    carry >>= 4;
+    if (digits >> 60) leading = digits, place = i;
+  }
+  return static_cast<float>(sign) * std::scalbn(static_cast<float>(leading), 4 * place - 210);
 }
