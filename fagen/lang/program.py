@@ -68,13 +68,25 @@ class Program:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as functions are, by name: with a model that holds it, or for another process."""
+        """Pickled as functions are, by name: with a model that holds it, or for another process.
+
+        Raises UsageError where that name leads to nothing, or to another program.
+        """
         function = self.function
         module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<lambda>")
         if module is None or "<" in name:
             raise fault(
                 f"the program {self.name} has no name in its module, by which it could be pickled",
                 works="define it at the top of a module",
+            )
+        try:
+            found = _named(module, name)
+        except (ImportError, AttributeError):
+            found = None
+        if function is not (found.function if isinstance(found, Program) else found):
+            raise fault(
+                f"the program {self.name} cannot be pickled, as {module}.{name} is not this program",
+                works="give each program a name of its own",
             )
         return _by_name, (type(self), module, name, self.option)
 
@@ -157,9 +169,13 @@ def program(function: Callable[..., Any]) -> Program:
     return Program(function)
 
 
+def _named(module: str, name: str) -> object:
+    return attrgetter(name)(import_module(module))
+
+
 def _by_name(kind: type[Program], module: str, name: str, option: Options) -> Program:
     """The program of a function that stands in a module, as a decorator or itself."""
-    found = attrgetter(name)(import_module(module))
+    found: Any = _named(module, name)
     if not isinstance(found, Program):
         return kind(found, option)
     return found if found.option == option else kind(found.function, option)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -522,6 +523,27 @@ def written(q: Q, k: K, v: V):
 made = fg.program(written)
 
 
+@fg.program
+def defined_again(q: Q, k: K, v: V):
+    return fg.dot(fg.dot(q, k, over="d"), v, over="kv")
+
+
+first_defined = defined_again
+
+
+@fg.program
+def defined_again(q: Q, k: K, v: V):
+    return fg.dot(2 * fg.dot(q, k, over="d"), v, over="kv")
+
+
+def gone(q: Q, k: K, v: V):
+    return fg.dot(fg.dot(q, k, over="d"), v, over="kv")
+
+
+without_a_name = fg.program(gone)
+del gone
+
+
 def test_a_program_is_pickled_by_its_name():
     assert pickle.loads(pickle.dumps({"program": plain}))["program"] is plain
     other = plain.options(deterministic=True)
@@ -539,6 +561,15 @@ def test_a_program_is_pickled_by_its_name():
     for nameless in (local, fg.program(lambda q, k: q * k)):
         with pytest.raises(UsageError, match="has no name in its module, by which it could be pickled"):
             pickle.dumps(nameless)
+
+
+def test_a_program_whose_name_leads_to_another_is_not_pickled():
+    assert pickle.loads(pickle.dumps(defined_again)) is defined_again
+    part = functools.update_wrapper(functools.partial(written, v=None), written)
+    for lost in (first_defined, without_a_name, fg.program(part), first_defined.options(family="simt")):
+        name = f"{lost.function.__module__}.{lost.function.__qualname__}"
+        with pytest.raises(UsageError, match=f"cannot be pickled, as {re.escape(name)} is not this program"):
+            pickle.dumps(lost)
 
 
 # -------------------------------------------------------------------------------------------------- options
