@@ -77,6 +77,16 @@ class Binary:
     candidate: int
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A binary, and why it was taken: what measured best, or a candidate and those rejected before it."""
+
+    binary: Binary
+    best: Compiled | None
+    chosen: int
+    rejected: list[Rejected]
+
+
 class Compiled:
     """A problem and what became of it, each step taken when it is first asked for.
 
@@ -93,7 +103,8 @@ class Compiled:
         self._families: list[range] = []
         self._chosen = 0
         self._rejected: list[Rejected] = []
-        self._binaries: dict[tuple[str | tuple[int, int], str], Binary] = {}
+        self._binaries: dict[tuple[str | tuple[int, int], str], _Taken] = {}
+        self._last: _Taken | None = None
         self._emulated: dict[tuple[Checker, str], EmulatedKernels] = {}
         self._emulated_recipe: Recipe | None = None
 
@@ -110,7 +121,7 @@ class Compiled:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that was built, or the best where none was yet."""
+        """The candidate of the binary that was last asked for, or the best where none was."""
         if self._measured_best is not None:
             return self._measured_best.chosen
         return self.candidate(self._chosen)
@@ -238,18 +249,22 @@ class Compiled:
         builds well.
         """
         arch = arch or arch_for(self.problem.arch).target
-        found = self._binaries.get((arch, gpu))
-        if found is None:
-            with self._lock:
-                found = self._binaries.get((arch, gpu))
-                if found is None:
-                    found = self._binaries[arch, gpu] = self._taken(arch, gpu)
-        return found
+        asked = arch, gpu
+        with self._lock:
+            if asked in self._binaries:
+                last = self._binaries[asked]
+                self._measured_best, self._chosen, self._rejected = last.best, last.chosen, last.rejected
+            else:
+                binary = self._taken(arch, gpu)
+                last = _Taken(binary, self._measured_best, self._chosen, self._rejected)
+                self._binaries[asked] = last
+            self._last = last
+        return last.binary
 
     @property
     def built(self) -> Mapping[str, Resources]:
         """What the functions of the binary that was last asked for take, by name; none where none was."""
-        return next((binary.resources for binary in reversed(self._binaries.values())), {})
+        return self._last.binary.resources if self._last else {}
 
     def tuned(self) -> Mapping[str, Tuned]:
         """What measurements say of this problem, by the name of the GPU."""
@@ -260,12 +275,14 @@ class Compiled:
         with self._lock:
             remember(self._parts(), tuned)
             self._binaries.clear()
+            self._last = None
 
     def untune(self, gpu: str) -> None:
         """Keep nothing of what was measured on a GPU."""
         with self._lock:
             forget(self._parts(), gpu)
             self._binaries.clear()
+            self._last = None
 
     def _taken(self, arch: str | tuple[int, int], gpu: str) -> Binary:
         """The binary of what measured best on a GPU, or of what the model finds best."""

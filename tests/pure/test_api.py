@@ -674,6 +674,16 @@ def test_what_was_taken_is_told_with_the_few_bytes_that_it_spills(
     assert "built, it takes 96 registers a thread; 40 bytes of them are spilled" in kernel.explain()
 
 
+def test_of_two_gpus_that_is_told_whose_binary_was_asked_for(
+    cold_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "build", lambda text, name, arch: built(text, registers=10 * arch[0]))
+    kernel = fg.compile(mask=fg.sliding_window(11), head_dim=64, arch="A100", family="simt")
+    for capability in ((8, 0), (9, 0), (8, 0)):
+        kernel.compiled.binary(capability, "a GPU")
+        assert f"built, it takes {10 * capability[0]} registers a thread" in kernel.explain()
+
+
 def with_families(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
     """Have an H200 try these families, the last of them first."""
     row = replace(arch_for("H200"), families=families)

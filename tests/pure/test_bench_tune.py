@@ -104,6 +104,8 @@ def test_a_later_call_takes_what_measured_best_on_its_gpu(cold_cache: Path, monk
     assert later.source == text["usual"], "text does not depend on the cache"
     assert later.binary("sm_80", "another GPU").image.decode() == text["usual"]
     assert later.binary("sm_80", GPU).image.decode() == text["other"]
+    later.binary("sm_80", "another GPU")
+    assert later.source == text["usual"]
     later.untune(GPU)
     assert later.binary("sm_80", GPU).image.decode() == text["usual"]
     assert later.source == text["usual"]
