@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,10 +118,15 @@ else:  # the first is slower: what a process does once, digests, driver, compile
 """
 
 
-def _loading(*arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def _loading(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A new process that calls kernels for the first time: ``fill`` puts them into the cache."""
     command = [sys.executable, "-c", _LOAD_SCRIPT, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
@@ -141,17 +147,19 @@ def measure(arch: str, tell: Callable[[str, int, int], None]) -> Iterator[Overhe
     timed = calls("cuda", arch)
     parts = len(timed) + 1
     tell("compile", 0, 0)
-    filling = _loading("fill")
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda call: call(), timed.values()))
-    _ended(filling)
+    with _loading("fill") as filling:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda call: call(), timed.values()))
+        _ended(filling)
     for call in timed.values():  # a process that has just compiled is slower for a while
         microseconds(call, torch.cuda.synchronize)
     for done, (name, call) in enumerate(timed.items()):
         tell(name, done, parts)
         yield Overhead(name, microseconds(call, torch.cuda.synchronize), BUDGETS_US.get(name))
     tell(LOAD, parts - 1, parts)
-    yield Overhead(LOAD, float(_ended(_loading())), LOAD_BUDGET_US)
+    with _loading() as loading:
+        taken = float(_ended(loading))
+    yield Overhead(LOAD, taken, LOAD_BUDGET_US)
 
 
 def line(found: Overhead) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
+import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -606,7 +609,7 @@ def test_kernels_are_compiled_before_a_call_is_timed(monkeypatch: pytest.MonkeyP
     log = []
     asked = {"kernel": lambda: log.append("kernel"), "other": lambda: log.append("other")}
     monkeypatch.setattr(overhead, "calls", lambda device, arch: asked)
-    monkeypatch.setattr(overhead, "_loading", lambda *arguments: arguments)
+    monkeypatch.setattr(overhead, "_loading", lambda *arguments: nullcontext(arguments))
     monkeypatch.setattr(overhead, "_ended", lambda process: log.append(process) or "2500.0")
     monkeypatch.setattr(overhead, "microseconds", lambda call, _: log.append("timed") or 7.0)
     found = list(overhead.measure("H200", lambda *told: None))
@@ -617,6 +620,17 @@ def test_kernels_are_compiled_before_a_call_is_timed(monkeypatch: pytest.MonkeyP
         ("other", 7.0, None),
         (overhead.LOAD, 2500.0, 20_000.0),
     ]
+
+
+def test_a_process_is_ended_where_a_call_fails(monkeypatch: pytest.MonkeyPatch):
+    begun, begin = [], subprocess.Popen
+    monkeypatch.setattr(overhead, "calls", lambda device, arch: {"kernel": lambda: 1 / 0})
+    monkeypatch.setattr(overhead, "_LOAD_SCRIPT", "import time; time.sleep(60)")
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **b: begun.append(begin(*a, **b)) or begun[-1])
+    with pytest.raises(ZeroDivisionError):
+        next(overhead.measure("H200", lambda *told: None))
+    (process,) = begun
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_every_call_whose_time_is_taken_is_one():
