@@ -206,8 +206,10 @@ def _const(value: float | int | bool) -> Const:
 
 def _integer(x: int | bool) -> Const:
     if not -(2**63) <= x < 2**63:
-        works = LARGEST if beyond_fp32(x) else f"as a floating-point number it is {float(x):g}"
-        raise fault(f"{shown(x)} is no integer of 64 bits", works=works)
+        if beyond_fp32(x):  # too long to be read, or to be written
+            power = f"{'-' if x < 0 else ''}10**{math.log10(abs(x)):.4f}".rstrip("0").rstrip(".")
+            raise fault(f"{power} is no integer of 64 bits", works=LARGEST)
+        raise fault(f"{x!r} is no integer of 64 bits", works=f"as a floating-point number it is {float(x):g}")
     return _const(x)
 
 
@@ -284,7 +286,7 @@ class Expr:
         import fagen.lang
 
         name = getattr(function, "__name__", "operation")
-        has = hasattr(fagen.lang, name)
+        has = name in fagen.lang.__all__
         works = f"fg.{name} takes it" if has else "fagen has operations of its own: fg.exp, fg.where, fg.sum"
         raise fault(f"torch's {name} is called on an expression", works=works, kind=DtypeError)
 

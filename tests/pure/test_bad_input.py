@@ -267,6 +267,11 @@ CALLS = {
         DtypeError,
         "attention: torch's cumsum is called on an expression; fagen has operations of its own: fg.exp, ",
     ),
+    "an operation of torch named as a part of this package": (
+        lambda: fg.attention(X, X, X, score=torch.trace),
+        DtypeError,
+        "attention: torch's trace is called on an expression; fagen has operations of its own: fg.exp, ",
+    ),
     "a tensor times a score": (
         lambda: fg.attention(X, X, X, score=lambda s: X * s),
         DtypeError,
@@ -298,7 +303,12 @@ CALLS = {
     "an integer beyond everything": (
         lambda: fg.attention(X, X, X, score=lambda s: s + 10**39),
         UsageError,
-        f"attention: {10**39} is no integer of 64 bits; " + LARGEST,
+        "attention: 10**39 is no integer of 64 bits; " + LARGEST,
+    ),
+    "an integer of more digits than Python writes": (
+        lambda: fg.attention(X, X, X, score=lambda s: s + -(10**5000)),
+        UsageError,
+        "attention: -10**5000 is no integer of 64 bits; " + LARGEST,
     ),
     "a number beyond fp32 for the reference": (
         lambda: fg.attention(X, X, X, score=lambda s: s + fg.scalar(1e39, name="shift"), family="reference"),
