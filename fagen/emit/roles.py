@@ -765,7 +765,8 @@ class _Builder(LoopBuilder):
         Of rows along kv a thread has two, 8 apart, and of each two columns and those that lie 8 behind: two
         calls serve these eight elements.
         """
-        if not self.levels_made or self.row_axis != KEY_AXIS:
+        whole = self.walk_axis == "q" and self.kernel.block_walk % 16 == 0
+        if not self.levels_made or self.row_axis != KEY_AXIS or not whole:
             return super().served(leaves)
         codes = self.scope.codes
         of_row = codes.make("r * 8 + {} % 2", (leaves[Index(KEY_AXIS)],), "int32", SUM, PRODUCT, 0)
