@@ -9,7 +9,7 @@
 // summation, 2015, keep such bins of floating-point numbers).
 #pragma once
 
-#include "types.cuh"
+#include <types.cuh>
 
 struct exact {
   int64 parts[64];
