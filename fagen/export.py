@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 from fagen.compile import Compiled, plan_json
+from fagen.derive.walk import PART_AXIS
 from fagen.emit.params import Field, TensorId, has_maps
 from fagen.emit.render import laid_out, render
 from fagen.errors import UsageError
@@ -22,7 +23,7 @@ from fagen.run.debug import file_name
 from fagen.run.source import included
 from fagen.run.tensor_map import geometry
 
-_LENGTHS = {"b": 2, "hk": 2, "g": 2, "q": 200, "kv": 333}
+_LENGTHS = {"b": 2, "hk": 2, "g": 2, "q": 200, "kv": 333, PART_AXIS: 3}
 """What the program runs at unless it is told otherwise: no multiples of a tile."""
 _LENGTH = 64
 
@@ -104,7 +105,7 @@ def main_text(compiled: Compiled, file: str) -> str:
         target=arch_for(plan.problem.arch).target,
         lengths=[
             (length_name(axis), fixed.get(axis, _LENGTHS.get(axis, _LENGTH)), axis in fixed)
-            for axis in axes_of(graph)
+            for axis in (*axes_of(graph), *([PART_AXIS] if recipe.shares else []))
         ],
         inputs=[array for array in arrays if array.id[0] == "argument"],
         outputs=[array for array in arrays if array.id[0] == "output"],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.derive.walk import PART_AXIS
 from fagen.emit.params import TensorId, pack
 from fagen.emit.program import Emitted, emit
 from fagen.ir.check import bind_sizes
@@ -62,10 +63,16 @@ class Run:
         self.kernels: EmulatedKernels = compile_text(text, checker=self.checker)
 
     def __call__(
-        self, values: Sequence[Any], *, seed: int = 0, schedule: Schedule = "forward", dice: int = 0
+        self,
+        values: Sequence[Any],
+        *,
+        seed: int = 0,
+        schedule: Schedule = "forward",
+        dice: int = 0,
+        parts: int = 1,
     ) -> list[Tensor]:
         graph = self.plan.problem.graph
-        lengths = lengths_of(graph, values)
+        lengths = {**lengths_of(graph, values), PART_AXIS: parts}
         tensors: dict[TensorId, Tensor] = {}
         for argument, value in zip(graph.arguments, values, strict=True):
             if isinstance(argument, Input):

@@ -26,6 +26,8 @@ from fagen.errors import UsageError
 from fagen.ir.graph import Axis, Graph
 from fagen.ir.show import length_name
 from fagen.lang.expr import beyond_fp32
+from fagen.plan.arch import arch_for
+from fagen.plan.parts import with_parts
 from fagen.plan.plan import STORAGE_BYTES
 from fagen.run import launch
 from fagen.run.emulate import Checker, Memory, Schedule
@@ -154,10 +156,19 @@ class _Memory:
 class Prepared:
     """Calls of one kernel with known facts. Subclasses say where memory lies and who runs the launches.
 
-    ``most_blocks`` is how many of a kernel's blocks that take one work after another are launched.
+    ``most_blocks`` is how many of a kernel's blocks that take one work after another are launched,
+    ``multiprocessors`` how many there are to share works among.
     """
 
-    def __init__(self, values: Values, recipe: Recipe, sizes: Mapping[Axis, int], most_blocks: int) -> None:
+    def __init__(
+        self,
+        values: Values,
+        recipe: Recipe,
+        sizes: Mapping[Axis, int],
+        most_blocks: int,
+        multiprocessors: int,
+    ) -> None:
+        sizes = with_parts(sizes, recipe.shares, multiprocessors)
         graph, memory = values.graph, _Memory(values, recipe, sizes)
         self.graph = graph
         self.name = graph.name
@@ -252,8 +263,8 @@ class OnGpu(Prepared):
     def __init__(self, values: Values, kernel: Compiled, sizes: Mapping[Axis, int]) -> None:
         index = values.device.index
         binary = kernel.binary(torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index))
-        most_blocks = torch.cuda.get_device_properties(index).multi_processor_count
-        super().__init__(values, binary.recipe, sizes, most_blocks)
+        multiprocessors = torch.cuda.get_device_properties(index).multi_processor_count
+        super().__init__(values, binary.recipe, sizes, multiprocessors, multiprocessors)
         self._gpu = launch.gpu(index)
         self._made = [(shape, contiguous(shape), dtype) for shape, dtype in self.outputs]
         shared = {each.name: each.shared_bytes for each in binary.recipe.functions}
@@ -318,7 +329,8 @@ class OnEmulator(Prepared):
 
     def __init__(self, values: Values, kernel: Compiled, sizes: Mapping[Axis, int]) -> None:
         recipe = kernel.emulated_recipe
-        super().__init__(values, recipe, sizes, _EMULATED_BLOCKS)
+        multiprocessors = arch_for(kernel.problem.arch).multiprocessors
+        super().__init__(values, recipe, sizes, _EMULATED_BLOCKS, multiprocessors)
         self._kernel = kernel
 
     def encoded(self, map_: TensorMap) -> bytes:

@@ -28,7 +28,7 @@ def merged(derivation: Derivation, graph: Graph) -> Derivation | None:
     found = [
         (len(giver.walks[0].states), giver, host, whole)
         for giver, host in _pairs(stages, graph)
-        if (whole := _merge(giver, host, _buffers(stages, graph), graph)) is not None
+        if (whole := _merge(giver, host, values_between(stages, graph), graph)) is not None
     ]
     if not found:
         return None
@@ -49,7 +49,7 @@ def _pairs(stages: Sequence[Stage], graph: Graph) -> Iterator[tuple[Stage, Stage
     return ((giver, host) for giver in last for host in last if giver is not host)
 
 
-def _buffers(stages: Sequence[Stage], graph: Graph) -> int:
+def values_between(stages: Sequence[Stage], graph: Graph) -> int:
     """How many values lie between ``stages``."""
     between = (stage for stage in stages if stage.name != graph.name)
     return sum(len(stage.outputs) + sum(len(walk.stores) for walk in stage.walks) for stage in between)

@@ -34,7 +34,11 @@ Rule: TypeAlias = Literal[
     "nothing to stream",
     "materialise",
     "group",
+    "parts",
 ]
+
+PART_AXIS: Axis = "part"
+"""The axis along which blocks share the tiles of a walk, that no program has: see `derive.parts`."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ class Stage:
     """One kernel's work. ``outputs`` are expressions over own axes and features, of states and inputs.
 
     ``walk`` is None for a stage that only maps elements; it then has no walks. The walk is made at each
-    position of the ``outer`` axes, one after another, and sums go on from one to the next.
+    position of the ``outer`` axes, one after another, and sums go on from one to the next. Where an own axis
+    is the one of ``parts``, a block has every so manieth of the tiles that the walk visits.
     """
 
     name: str
@@ -138,6 +143,7 @@ class Stage:
     walks: tuple[Walk, ...]
     outputs: tuple[Output, ...]
     outer: tuple[Axis, ...] = ()
+    parts: Axis | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import StoreText
 from fagen.ir import graph as ir
-from fagen.ir.graph import TRUE, Index, Input, Load, Node, Output, Random, Scatter
+from fagen.ir.graph import TRUE, Index, Input, Load, Node, Output, Random, Scatter, split_heads
 from fagen.plan.arch import arch_for
 from fagen.plan.plan import STORAGE_BYTES
 
@@ -116,6 +116,13 @@ class Rowwise(Flat):
         """Whether rows past the end have lanes in a warp that joins what its lanes have."""
         warp = arch_for(self.scope.plan.problem.arch).warp
         return self.scope.kernel.columns < warp and any(walk.states for walk in self.walks)
+
+    def once(self, store: StoreText) -> str:
+        """Before what is the same for all rows of a block: the first of them stores it."""
+        axis = self.row_axis
+        if axis is None or axis in split_heads(store.tensor.layout):
+            return ""
+        return f"if ({axis_name(axis)} == 0) "
 
     @property
     def text(self) -> str:

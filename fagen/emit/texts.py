@@ -657,8 +657,24 @@ class ForwardLoop:
         """The first position of the first tile."""
         ranges, block, axis = walk.loop.ranges, self.walk, self.walk_axis
         if len(ranges) > 1:
-            return f"next_tile<{block}>(begin, end, 0)"
-        return f"{axis}_begin / {block} * {block}" if ranges and ranges[0][0] != "0" else "0"
+            return self._next_of_ranges("0")
+        begin = f"{axis}_begin / {block} * {block}" if ranges and ranges[0][0] != "0" else "0"
+        if self.part_axis is None:
+            return begin
+        own = f"block.{self.part_axis} * {block}"
+        return own if begin == "0" else f"{begin} + {own}"
+
+    @property
+    def part_axis(self) -> Axis | None:
+        """The axis along which blocks take the tiles of a walk in turn."""
+        return self.scope.kernel.stage.parts
+
+    def _next_of_ranges(self, start: str) -> str:
+        """The first tile from ``start`` on that lies in one of several ranges."""
+        if self.part_axis is None:
+            return f"next_tile<{self.walk}>(begin, end, {start})"
+        part, parts = f"block.{self.part_axis}", self.length(self.part_axis)
+        return f"next_tile_of<{self.walk}>(begin, end, {start}, {part}, {parts})"
 
     def loop_end(self, walk: WalkText) -> str:
         """Where the tiles of a walk end."""
@@ -666,15 +682,21 @@ class ForwardLoop:
 
     def loop_next(self, walk: WalkText) -> str:
         """The first position of the next tile."""
-        next = f"{walk.loop.start} + {self.walk}"
-        return f"next_tile<{self.walk}>(begin, end, {next})" if len(walk.loop.ranges) > 1 else next
+        if len(walk.loop.ranges) > 1:
+            return self._next_of_ranges(f"{walk.loop.start} + {self.walk}")
+        return f"{walk.loop.start} + {self.to_next}"
+
+    @property
+    def to_next(self) -> str:
+        """Columns from a tile of the one range to the next."""
+        return self.walk if self.part_axis is None else f"{self.length(self.part_axis)} * {self.walk}"
 
     def loop_step(self, walk: WalkText) -> str:
         """The step of a loop over the tiles."""
         start = walk.loop.start
         if len(walk.loop.ranges) > 1:
             return f"{start} = {self.loop_next(walk)}"
-        return f"{start} += {self.walk}"
+        return f"{start} += {self.to_next}"
 
     def loop_found(self, walk: WalkText, start: str) -> str:
         """The first tile from ``start`` on that is not skipped."""

@@ -36,6 +36,7 @@ LENGTHS: dict[Axis, str] = {
     "kv": "kv_len",
     "d": "head_dim",
     "dv": "v_head_dim",
+    "part": "parts",
 }
 """The length of an axis as it is called everywhere."""
 

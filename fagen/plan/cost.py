@@ -157,6 +157,8 @@ class Model:
         self.live = live or (1.0,) * max(len(profile.passes), 1)
         self.own = lengths[profile.tile_axis] if profile.tile_axis else 1
         self.walked = prod(lengths[axis] for axis in (profile.walk_axis, *profile.outer) if axis)
+        if profile.parts:
+            self.walked = ceil_div(self.walked, lengths[profile.parts])
         self.features = lengths[profile.feature_axis] if profile.feature_axis else 1
         self.groups = prod(lengths[axis] for axis in profile.grid_axes)
         self._needs: dict[Tiles, tuple[int, int]] = {}
@@ -399,13 +401,19 @@ class Model:
             again[profile.feature_axis] = ceil_div(self.features, share)
         return again
 
+    def _times(self, axes: Iterable[Axis], again: Mapping[Axis, int]) -> int:
+        """How often a value with ``axes`` is met again; along a walk in parts, in one of them."""
+        known: set[Axis | None] = {*axes}
+        if self.profile.walk_axis in known:
+            known.add(self.profile.parts)
+        return prod(times for axis, times in again.items() if axis not in known)
+
     def reads(self, tiles: Tiles) -> dict[Access, int]:
         """Bytes that are asked for, of each tensor."""
         profile, again = self.profile, self._again(tiles)
 
         def visits(access: Access) -> int:
-            others = (times for axis, times in again.items() if axis not in access.axes)
-            return self.positions(access.axes) * access.bytes * prod(others)
+            return self.positions(access.axes) * access.bytes * self._times(access.axes, again)
 
         found: dict[Access, int] = {}
         for step, part in zip(profile.passes, self.live, strict=False):
@@ -431,8 +439,7 @@ class Model:
         flops = exp_ops = 0
 
         def special(slots: Slots) -> int:
-            others = prod(times for axis, times in again.items() if axis not in slots.axes)
-            return slots.special * self.positions(slots.axes) * others
+            return slots.special * self.positions(slots.axes) * self._times(slots.axes, again)
 
         for step, part in zip(profile.passes, self.live, strict=False):
             inner = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fagen.derive.live import TileClass, live_tiles
 from fagen.derive.running import old
-from fagen.derive.walk import Derivation, Partial, Product, Stage, State, Walk
+from fagen.derive.walk import PART_AXIS, Derivation, Partial, Product, Stage, State, Walk
 from fagen.ir import graph as ir
 from fagen.ir.check import bind_sizes, by_name
 from fagen.ir.graph import TRUE, ZERO, Axis, Graph, Input, Node, Output, Scatter, Symbol
@@ -50,37 +50,42 @@ def interpret(
     *,
     block_own: int = 16,
     block_walk: int = 16,
+    parts: int = 1,
     seed: int = 0,
     watch: Watch | None = None,
 ) -> tuple[Tensor, ...]:
     """The outputs of ``graph`` by its ``derivation``, each with the axes of its layout, in float64.
 
     ``inputs`` are the values of the arguments, by name or in order. The last own axis of a stage is cut in
-    tiles of ``block_own``, its walk axis in tiles of ``block_walk``.
+    tiles of ``block_own``, its walk axis in tiles of ``block_walk``; of a walk in parts there are ``parts``.
     """
-    cuts = [
-        Cut(stage, stage.own[-1] if stage.own else None, block_own, block_walk) for stage in derivation.stages
-    ]
-    return _run(cuts, graph, inputs, seed, watch)
+    cuts = [Cut(stage, _last_own(stage), block_own, block_walk) for stage in derivation.stages]
+    return _run(cuts, graph, inputs, parts, seed, watch)
 
 
 def interpret_plan(
-    plan: Plan, inputs: Values, *, seed: int = 0, watch: Watch | None = None
+    plan: Plan, inputs: Values, *, parts: int = 1, seed: int = 0, watch: Watch | None = None
 ) -> tuple[Tensor, ...]:
     """The outputs of a plan's program, its kernels run in turn with their own tiles; see `interpret`."""
     cuts = [
         Cut(kernel.stage, kernel.tile_axis, kernel.positions, max(kernel.block_walk, 1))
         for kernel in plan.kernels
     ]
-    return _run(cuts, plan.problem.graph, inputs, seed, watch)
+    return _run(cuts, plan.problem.graph, inputs, parts, seed, watch)
+
+
+def _last_own(stage: Stage) -> Axis | None:
+    """The axis of a stage's rows."""
+    return next((axis for axis in reversed(stage.own) if axis != stage.parts), None)
 
 
 def _run(
-    cuts: Iterable[Cut], graph: Graph, inputs: Values, seed: int, watch: Watch | None
+    cuts: Iterable[Cut], graph: Graph, inputs: Values, parts: int, seed: int, watch: Watch | None
 ) -> tuple[Tensor, ...]:
     values = by_name(graph, inputs) if isinstance(inputs, Mapping) else tuple(inputs)
     given: dict[Node, Any] = dict(zip(graph.arguments, values, strict=True))
     sizes = bind_sizes(graph, [tuple(value.shape) if isinstance(value, Tensor) else None for value in values])
+    sizes = {**sizes, PART_AXIS: parts}
     memory: dict[str, Tensor] = {}
     for cut in cuts:
         known = dict(given)
@@ -164,7 +169,7 @@ class _StageRun:
     ) -> None:
         self.stage = cut.stage
         self.cut = cut
-        self.tile_axis = cut.tile_axis or (cut.stage.own[-1] if cut.stage.own else "")
+        self.tile_axis = cut.tile_axis or _last_own(cut.stage) or ""
         self.block_own = cut.block_own if cut.tile_axis else 1
         self.sizes = {**sizes, "": 1}
         self.given = given
@@ -187,7 +192,8 @@ class _StageRun:
     def run(self) -> dict[str, Tensor]:
         """Every block, one after the other."""
         guards = {axis for walk in self.stage.walks for axis in walk.guard.axes}
-        fixed_axes = ir.sort_axes(guards - {self.tile_axis, self.stage.walk, *self.stage.outer})
+        guards -= {self.tile_axis, self.stage.walk, *self.stage.outer}
+        fixed_axes = ir.sort_axes({*guards, *([self.stage.parts] if self.stage.parts else [])})
         for place in product(*(range(self.sizes[axis]) for axis in fixed_axes)):
             fixed = dict(zip(fixed_axes, place, strict=True))
             visits = [self._visits(walk, fixed) for walk in self.stage.walks]
@@ -198,7 +204,14 @@ class _StageRun:
         return self.memory
 
     def _visits(self, walk: Walk, fixed: Mapping[Axis, int]) -> list[list[tuple[int, TileClass]]]:
-        """For each own tile the tiles of ``walk`` to compute."""
+        """For each own tile the tiles of ``walk`` to compute: those of the part at hand."""
+        every, parts = self._live(walk, fixed), self.stage.parts
+        if parts is None:
+            return every
+        return [tiles[fixed[parts] :: self.sizes[parts]] for tiles in every]
+
+    def _live(self, walk: Walk, fixed: Mapping[Axis, int]) -> list[list[tuple[int, TileClass]]]:
+        """For each own tile those in which an element may count."""
         axis, block = self.stage.walk, self.cut.block_walk
         assert axis is not None
         own_tiles = -(-self.sizes[self.tile_axis] // self.block_own)

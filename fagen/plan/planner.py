@@ -10,6 +10,7 @@ from typing import TypeAlias
 from fagen.derive.bounded import without_maxima
 from fagen.derive.intervals import RangePlan, sought
 from fagen.derive.partials import merged
+from fagen.derive.parts import in_parts
 from fagen.derive.streaming import derive
 from fagen.derive.walk import Derivation, Note, Stage, Walk
 from fagen.errors import PlanError
@@ -152,6 +153,9 @@ def _cheapest(
 ) -> tuple[Derivation, _Parts, tuple[Rejected, ...]]:
     """The way to derive a program whose kernels take the least time together, and why not the other."""
     parts, took = _planned(apart, problem, arch, lengths, families)
+    long = next((axis for axis, name in problem.lengths if name == "long"), None)
+    if long is not None and problem.fusion == "full":
+        return _shared_out(apart, parts, took, long, problem, arch, lengths, families)
     used = {choice.family for _, choice in parts if choice.schedule in LOOPS}
     unordered = problem.graph.direction == "backward" and not problem.deterministic
     adds = problem.fusion == "full" and unordered and all(FAMILIES[family].adds for family in used)
@@ -168,6 +172,32 @@ def _cheapest(
         return joined, fewer, (Rejected("each product computed by two kernels", slower), *refused)
     slower = f"{100 * (takes / took - 1):.0f} % slower, predicted"
     return apart, parts, (Rejected("partial sums", slower),)
+
+
+def _shared_out(
+    whole: Derivation,
+    parts: _Parts,
+    took: float,
+    axis: Axis,
+    problem: Problem,
+    arch: Arch,
+    lengths: Mapping[Axis, int],
+    families: Sequence[str],
+) -> tuple[Derivation, _Parts, tuple[Rejected, ...]]:
+    """``whole``, or the same with walks along ``axis`` made in parts by several blocks, if that takes less
+    time."""
+    shared = in_parts(whole, problem.graph, axis)
+    if shared is None:
+        return whole, parts, ()
+    try:
+        more, takes = _planned(shared, problem, arch, lengths, families)
+    except PlanError as error:
+        return whole, parts, (Rejected(f"{axis} in parts", str(error)),)
+    if takes < took:
+        slower = f"{took / takes:.1f} times the time, predicted: most multiprocessors have nothing to do"
+        return shared, more, (Rejected(f"{axis} in one walk", slower),)
+    slower = f"{100 * (takes / took - 1):.0f} % slower, predicted"
+    return whole, parts, (Rejected(f"{axis} in parts", slower),)
 
 
 def _planned(
@@ -305,6 +335,8 @@ def _chosen(
     how = "forward_roles" if roles else _loop_of(stage, schedule, family)
     counts = profile(stage, schedule if roles else how, axis, problem)
     reason = warpgroups.misfit(stage, problem, axis) if roles else None
+    if roles and stage.parts:
+        reason = f"its blocks take one work after another, and no part of a walk along {stage.walk}"
     if reason is None and any(walk.partials for walk in stage.walks):
         reason = _not_added(stage, family, axis, counts)
     if reason is not None:
@@ -393,7 +425,9 @@ def _kernel(function: str, stage: Stage, choice: _Choice, own: Ranked, problem: 
         group=counts.group,
         held=tiles.held,
         spare=own.spare,
-        near=near_positions(counts, tiles, arch_for(problem.arch)) if schedule == "forward_loop" else 0,
+        near=0
+        if schedule != "forward_loop" or stage.parts
+        else near_positions(counts, tiles, arch_for(problem.arch)),
     )
 
 

@@ -187,6 +187,8 @@ class Profile:
     """Where warps have roles: whether all of one looks for tiles, or brings values of columns."""
     places: int
     """Where warps have roles: how many places in sorted tables one looks for and announces."""
+    parts: Axis | None
+    """The axis along which blocks share the tiles of the walk."""
 
     @property
     def holds_rows(self) -> bool:
@@ -353,6 +355,7 @@ def profile(
         by_warp=any(step.levels and step.columns for step in passes)
         or (schedule in LOOPS and any(_seeks(walk, stage, tile_axis) for walk in stage.walks)),
         places=len(bounded.searches) if (bounded := _places(stage, tile_axis)) else 0,
+        parts=stage.parts,
     )
 
 
@@ -360,7 +363,8 @@ def range_of(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | No
     """What bounds the loop of a walk. Where a block owns one row, that row's position is its tile."""
     if walk.guard is ir.TRUE or walk.stores or stage.walk is None:
         return None
-    return ranges(walk.guard, tile_axis or (stage.own[-1] if stage.own else ""), stage.walk)
+    rows = next((axis for axis in reversed(stage.own) if axis != stage.parts), "")
+    return ranges(walk.guard, tile_axis or rows, stage.walk)
 
 
 def _seeks(walk: Walk, stage: Stage, tile_axis: Axis | None) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product as pairs
 from math import prod
 
-from fagen.derive.walk import Stage
+from fagen.derive.walk import PART_AXIS, Stage
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Graph
+from fagen.ir.graph import OPEN_AXES, Axis, Graph
 from fagen.plan import warpgroups
 from fagen.plan.arch import FAMILIES, Arch, arch_for
 from fagen.plan.cost import Cost, Model
+from fagen.plan.parts import parts_of
 from fagen.plan.plan import GROUP_AXIS, Problem, Rejected, Schedule
 from fagen.plan.profile import LOOPS, Lengths, Profile, axes_along, own_tiles, profile
 from fagen.plan.space import (
@@ -40,11 +41,21 @@ LARGEST_HEAD_DIM = 1 << 16
 _NAMES = {"d": "head_dim", "dv": "v_head_dim"}
 _USUAL_DEPTH = 128
 _USUAL_TILE = 64 * _USUAL_DEPTH
+_USUAL_RESIDENT = 2
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
-_REPRESENTATIVE = {"few": (8, 8), "some": (512, 2), "short": (1024, 8), "many": (4096, 8)}
+_LONG_WALK = 1024
+"""Positions along which a walk is worth being made in parts."""
+_REPRESENTATIVE = {
+    "few": (8, 8),
+    "long": (16_384, 2),
+    "some": (512, 2),
+    "short": (1024, 8),
+    "many": (4096, 8),
+}
 """For each class: the length of its axis, and of batch and heads."""
 _BATCH = ("b", "hk")
+_PART_LANES = 8
 _WALKED = {"short": 1024}
 """Of any other axis of which nothing is known, where it is not `_LONG`."""
 _LONG = 4096
@@ -58,7 +69,8 @@ def length_classes(
 ) -> tuple[tuple[Axis, str], ...]:
     """The class of a call's lengths, as a plan's key holds it: three in all, or four.
 
-    Of the last axis of the first output that is not in ``sizes``: ``few`` rows (a small tile wastes less),
+    Of the last axis of the first output that is not in ``sizes``: ``few`` rows (a small tile wastes less;
+    where they also leave most multiprocessors idle, the axis that their walk is made along may be ``long``),
     ``some`` (too few tiles of the usual size for all multiprocessors), and nothing for many, the usual case.
     Where blocks take one work after another, they are ``short`` while a work is: its tiles are then fewer
     than its start and end are worth, the more so where a mask leaves half of them. So are works that end
@@ -69,7 +81,12 @@ def length_classes(
     if not rows:
         return ()
     if lengths[rows[-1]] <= _FEW_ROWS:
-        return ((rows[-1], "few"),)
+        works = prod(lengths[axis] for axis in rows[:-1] if axis != GROUP_AXIS)
+        walked = (axis for axis in lengths if axis in OPEN_AXES and axis not in rows)
+        longest = max(walked, key=lambda axis: lengths[axis], default=rows[-1])
+        idle = graph.direction == "forward" and 2 * works <= arch.multiprocessors
+        long = ((longest, "long"),) if idle and lengths[longest] >= _LONG_WALK else ()
+        return ((rows[-1], "few"), *long)
     if prod(lengths[axis] for axis in rows) < 2 * _ROWS_A_BLOCK * arch.multiprocessors:
         return ((rows[-1], "some"),)
     short = _REPRESENTATIVE["short"][0] * (2 if _masked(graph) else 1)
@@ -95,12 +112,17 @@ def _sought(graph: Graph) -> bool:
 def representative_lengths(problem: Problem, axes: Iterable[Axis]) -> dict[Axis, int]:
     """Lengths that stand for all of the problem's class when candidates are compared."""
     classes = dict(problem.lengths)
-    name = next(iter(classes.values()), "many")
+    name = "long" if "long" in classes.values() else next(iter(classes.values()), "many")
     batch, walked = _REPRESENTATIVE[name][1], _WALKED.get(name, _LONG)
     known = {
         axis: batch if axis in _BATCH else problem.group if axis == GROUP_AXIS else walked for axis in axes
     }
     known |= {axis: _REPRESENTATIVE[name][0] for axis, name in classes.items()}
+    if PART_AXIS in known:
+        works = prod(known[axis] for axis in _BATCH if axis in known)
+        longest = max(known[axis] for axis in known if axis in OPEN_AXES)
+        slots = _USUAL_RESIDENT * arch_for(problem.arch).multiprocessors
+        known[PART_AXIS] = parts_of(works, longest, slots)
     return known | dict(problem.sizes)
 
 
@@ -131,7 +153,7 @@ def tile_axis_of(stage: Stage, schedule: Schedule) -> Axis | None:
     if schedule == "rowwise":
         return stage.own[-1] if stage.own else None
     walked = axes_along(stage)
-    free = [axis for axis in stage.own if axis not in walked]
+    free = [axis for axis in stage.own if axis not in walked and axis != stage.parts]
     return next((axis for axis in reversed(free) if axis != GROUP_AXIS), free[-1] if free else None)
 
 
@@ -202,7 +224,14 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
 
 
 def _rows(counts: Profile, problem: Problem, warp: int) -> Iterator[Tiles]:
-    """A warp for each row; of short rows several in one, so that each of its threads reads 16 bytes."""
+    """A warp for each row; of short rows several in one, so that each of its threads reads 16 bytes.
+
+    Parts of a walk are few, and what they found lies side by side for several rows.
+    """
+    if counts.walk_axis == PART_AXIS:
+        for rows in (32, 16):
+            yield Tiles("registers", rows, _PART_LANES, 0, 0, rows, _PART_LANES)
+        return
     size = dict(problem.sizes).get(counts.walk_axis) if counts.walk_axis else None
     if counts.tile_axis is None or size is None or problem.family == "simt":
         for rows, share in pairs((8, 4) if counts.tile_axis else (1,), (4, 8)):

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from fagen.emit.params import Field, TensorId, codes_of, pack
 from fagen.emit.program import Emitted, Function
 from fagen.ir.graph import Axis
+from fagen.plan.parts import Shares, shares_of
 from fagen.plan.plan import Buffer, Plan, Storage
 
 
@@ -23,6 +24,8 @@ class Recipe:
     fields: tuple[Field, ...]
     buffers: tuple[Buffer, ...]
     outputs: tuple[Storage, ...]
+    shares: tuple[Shares, ...] = ()
+    """What decides in how many parts walks are made."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON can hold it."""
@@ -41,12 +44,13 @@ class Recipe:
             tuple(Field(**each) for each in fields),
             tuple(Buffer(**each) for each in buffers),
             tuple(value["outputs"]),
+            tuple(Shares(**{key: _tuples(each[key]) for key in each}) for each in value["shares"]),
         )
 
 
 def recipe_of(plan: Plan, emitted: Emitted) -> Recipe:
     """What a launcher has to know of a plan and its text."""
-    return Recipe(emitted.functions, emitted.params, plan.buffers, plan.outputs)
+    return Recipe(emitted.functions, emitted.params, plan.buffers, plan.outputs, shares_of(plan.kernels))
 
 
 def blocks(function: Function, lengths: Mapping[Axis, int]) -> int:

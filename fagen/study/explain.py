@@ -13,6 +13,7 @@ from fagen.ir.graph import TRUE, Axis, Input
 from fagen.ir.show import join_heads, length_name, show
 from fagen.plan.arch import FAMILIES, Arch, arch_for
 from fagen.plan.cost import Cost, cost_of, live_parts, peak_buffer_bytes, tiles_of
+from fagen.plan.parts import shares_of, with_parts
 from fagen.plan.plan import STORAGE_BYTES, KernelPlan, Plan
 from fagen.plan.profile import stage_roots
 from fagen.plan.tiling import representative_lengths
@@ -65,7 +66,8 @@ def plan_lengths(plan: Plan, lengths: Mapping[Axis, int]) -> dict[Axis, int]:
     """A length for every axis of ``plan``: as given, or one that stands for the class it was planned for."""
     nodes = ir.walk(root for kernel in plan.kernels for root in stage_roots(kernel.stage))
     axes = ir.sort_axes(axis for node in nodes for axis in node.axes)
-    return representative_lengths(plan.problem, axes) | dict(lengths) | dict(plan.problem.sizes)
+    known = representative_lengths(plan.problem, axes) | dict(lengths) | dict(plan.problem.sizes)
+    return with_parts(known, shares_of(plan.kernels), arch_for(plan.problem.arch).multiprocessors)
 
 
 def quantity(value: float, unit: str) -> str:
@@ -124,7 +126,9 @@ def _kernel(
         lines.append(f"  built, it takes {used.registers} registers a thread{_in_memory(used)}")
     for bounds, tile_count in zip(kernel.ranges, cost.walk_tiles, strict=False):
         if bounds is not None:
-            lines += _mask(bounds, tile_count * kernel.block_walk / max(sizes[bounds.walk_axis], 1))
+            parts = sizes[kernel.stage.parts] if kernel.stage.parts else 1
+            walked = tile_count * kernel.block_walk * parts
+            lines += _mask(bounds, min(walked / max(sizes[bounds.walk_axis], 1), 1.0))
     lines += ["", *_tile_table(cost), "", *_traffic_table(cost, arch)]
     rate = ""
     if cost.flops:

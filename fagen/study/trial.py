@@ -27,6 +27,7 @@ from fagen.plan.cost import peak_buffer_bytes
 from fagen.plan.plan import Storage
 from fagen.run.cache import load_key
 from fagen.run.emulate import Checker, Schedule
+from fagen.study.explain import plan_lengths
 from fagen.study.tables import Table
 from fagen.torch_op import draw_seed
 
@@ -229,7 +230,7 @@ def try_kernel(
         start = time.perf_counter()
         outputs = call()
         seconds = time.perf_counter() - start
-        added_bytes = _bytes(outputs) + peak_buffer_bytes(kernel.plan, sizes)
+        added_bytes = _bytes(outputs) + peak_buffer_bytes(kernel.plan, plan_lengths(kernel.plan, sizes))
     worst, rows = _compared(task, graph, outputs, sizes, _seed_of(graph, device, seed), progress)
     return Trial(
         device=torch.cuda.get_device_name(device) if on_gpu else "emulator",

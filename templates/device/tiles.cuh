@@ -27,6 +27,8 @@
 //   next_tile<BLOCK>(begin, end, from)
 //       the first multiple of BLOCK from `from` on where a tile meets one of the ranges begin[i] .. end[i] - 1;
 //       the largest int32 if there is none
+//   next_tile_of<BLOCK>(begin, end, from, part, parts)
+//       the same of those that one of several blocks has: every tile whose number leaves `part`, divided by `parts`
 //   previous_tile<BLOCK>(begin, end, before)
 //       the last multiple of BLOCK before `before` where a tile meets one of the ranges; -1 if there is none
 //   partition_point(length, below)    how many of 0 .. length - 1 come before the first at which below(i) is false
@@ -207,6 +209,18 @@ __device__ __forceinline__ int next_tile(const int (&begin)[N], const int (&end)
     if (start < end[i] && start < next) next = start;
   }
   return next;
+}
+
+template <int BLOCK, int N>
+__device__ __forceinline__ int next_tile_of(
+    const int (&begin)[N], const int (&end)[N], int from, int part, int parts) {
+  while (true) {
+    const int next = next_tile<BLOCK>(begin, end, from);
+    if (next == 0x7fffffff) return next;
+    const int past = next / BLOCK % parts;
+    if (past == part) return next;
+    from = next + (part - past + (part < past ? parts : 0)) * BLOCK;
+  }
 }
 
 template <int BLOCK, int N>
