@@ -55,13 +55,16 @@ class Golden:
     sizes: tuple[tuple[str, int], ...] = (("d", 64), ("dv", 64))
     storage: Storage = "fp16"
     backward: bool = False
+    classes: tuple[tuple[str, str], ...] = ()
+    """Of lengths, where they are no usual ones; of few rows, four heads have the same keys."""
 
     def problem(self, family: str, arch: str = "A100") -> Problem:
         """What is planned."""
         graph = self.graph()
         kinds: Mapping[str, Storage] = {"float": self.storage, "int": "int32", "bool": "bool"}
         inputs = tuple(kinds[a.stored] for a in graph.arguments if isinstance(a, Input))
-        problem = Problem(graph, arch, family, self.sizes, inputs)
+        group = 4 if self.classes else 1
+        problem = Problem(graph, arch, family, self.sizes, inputs, self.classes, group=group)
         return backward_of(problem)[0] if self.backward else problem
 
 
@@ -88,11 +91,25 @@ GOLDEN: Mapping[str, Golden] = {
     "relu_by_its_sum": Golden(lambda: relu_by_its_sum.trace().graph),
     "above_a_threshold": Golden(lambda: above_a_threshold.trace().graph),
     "latent": Golden(lambda: latent.trace().graph, (("d", 128), ("rope", 64)), "bf16"),
+    "decoding": Golden(
+        lambda: attention(mask=fg.causal()).graph,
+        (("d", 128), ("dv", 128)),
+        "bf16",
+        classes=(("q", "few"), ("kv", "long")),
+    ),
 }
 
 KEPT: Mapping[str, tuple[str, ...]] = {
-    "simt": tuple(GOLDEN),
-    "sm80": ("causal", "causal_backward", "window_softcap", "prefix_sink", "documents", "above_a_threshold"),
+    "simt": tuple(name for name in GOLDEN if name != "decoding"),
+    "sm80": (
+        "causal",
+        "causal_backward",
+        "window_softcap",
+        "prefix_sink",
+        "documents",
+        "above_a_threshold",
+        "decoding",
+    ),
 }
 """The programs of each family."""
 
