@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import fagen as fg
+from fagen.compile import compile_problem, problem_of
+from fagen.export import export
+from fagen.lang.attention import attention
 from fagen.run.toolchain import find_nvcc
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.cxx]
@@ -64,6 +67,19 @@ KERNELS: dict[str, dict[str, Any]] = {
 def test_the_launcher_compiles_by_the_command_it_names(name: str, tmp_path: Path) -> None:
     kernel = fg.compile(**KERNELS[name])
     assert kernel.save(tmp_path) == tmp_path
+    require_launcher(tmp_path)
+
+
+def test_a_launcher_makes_walks_in_as_many_parts_as_one_says(tmp_path: Path) -> None:
+    sizes = {"b": 1, "hk": 2, "g": 2, "q": 1, "kv": 9000, "d": 64, "dv": 64}
+    problem = problem_of(attention(mask=fg.causal()).graph, "A100", None, ("bf16",) * 3, sizes)
+    export(compile_problem(problem), tmp_path)
+    assert "long long parts = 3;" in (tmp_path / "main.cu").read_text()
+    require_launcher(tmp_path)
+
+
+def require_launcher(tmp_path: Path) -> None:
+    """It compiles without a word, by the command that stands in it."""
     text = (tmp_path / "main.cu").read_text()
     (command,) = re.findall(r"^//   nvcc (.*) && \./check", text, re.MULTILINE)
     done = subprocess.run(
