@@ -72,7 +72,9 @@ def _walk(scope: Scope, walk: Walk) -> list[str]:
     axis = scope.kernel.stage.walk
     assert axis is not None
     condition = "" if walk.guard is TRUE else f" with some  {scope.shown(walk.guard)}"
-    lines = [f"  for each {block_name(axis)} columns {axis}{condition}:"]
+    parts = scope.kernel.stage.parts
+    turn = f", in turn with each other {parts}" if parts is not None else ""
+    lines = [f"  for each {block_name(axis)} columns {axis}{condition}{turn}:"]
     for product in walk.products:
         terms = " + ".join(f"sum_{t.over} {scope.shown(t.own)} {scope.shown(t.walk)}" for t in product.terms)
         lines.append(_shaped(scope, f"    {product.symbol.name} = {terms}", product.symbol))

@@ -37,6 +37,8 @@ ROOMIER_REGISTERS = 32
 """What a thread has more of them, at least, where fewer blocks share a multiprocessor."""
 LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
+PART_LANES = 16
+"""Threads that merge the parts of a value, each every so manieth of them: there are few parts."""
 
 _NAMES = {"d": "head_dim", "dv": "v_head_dim"}
 _USUAL_DEPTH = 128
@@ -55,7 +57,6 @@ _REPRESENTATIVE = {
 }
 """For each class: the length of its axis, and of batch and heads."""
 _BATCH = ("b", "hk")
-_PART_LANES = 8
 _WALKED = {"short": 1024}
 """Of any other axis of which nothing is known, where it is not `_LONG`."""
 _LONG = 4096
@@ -229,8 +230,8 @@ def _rows(counts: Profile, problem: Problem, warp: int) -> Iterator[Tiles]:
     Parts of a walk are few, and what they found lies side by side for several rows.
     """
     if counts.walk_axis == PART_AXIS:
-        for rows in (32, 16):
-            yield Tiles("registers", rows, _PART_LANES, 0, 0, rows, _PART_LANES)
+        for rows in (16, 8):
+            yield Tiles("registers", rows, PART_LANES, 0, 0, rows, PART_LANES)
         return
     size = dict(problem.sizes).get(counts.walk_axis) if counts.walk_axis else None
     if counts.tile_axis is None or size is None or problem.family == "simt":

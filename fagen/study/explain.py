@@ -159,7 +159,8 @@ def _ownership(kernel: KernelPlan) -> str:
     makes = f"; makes {', '.join(dict.fromkeys(made))}" if made else ""
     added = [partial.name for walk in stage.walks for partial in walk.partials]
     makes += f", adds to {', '.join(added)}" if added else ""
-    return f"{text} and walks {stage.walk}{times}, {kernel.block_walk} at a time{makes}"
+    turn = f" in turn with each other {stage.parts}" if stage.parts is not None else ""
+    return f"{text} and walks {stage.walk}{times}, {kernel.block_walk} at a time{turn}{makes}"
 
 
 def _made(products: Iterable[object], states: Iterable[object]) -> list[str]:

@@ -4,7 +4,7 @@
 // b batch, h query head, hk key head, q query, kv key, d feature, dv feature of a value
 //
 // for each b, hk, part and BLOCK_Q rows q of all g (a block):
-//   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len:
+//   for each BLOCK_KV columns kv with some  kv <= q + kv_len - q_len, in turn with each other part:
 //     s = sum_d Q K                                             [g,q,kv]
 //     m = max(m, max_kv s)                                      [g,q]
 //     l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
@@ -256,8 +256,8 @@ using forward_0_loop_::forward_0_loop;
 // acc = sum_part exp(m_parts - m) * acc_parts
 // O = acc * (1.0 / l)
 extern "C" __global__ void __launch_bounds__(128) forward_1_rowwise(const __grid_constant__ Params p) {
-  constexpr int BLOCK_DV = 16;  // rows of a block
-  constexpr int LANES = 8;      // that share a row
+  constexpr int BLOCK_DV = 8;  // rows of a block
+  constexpr int LANES = 16;    // that share a row
   int rest = blockIdx.x;
   const int dv_tiles = (V_HEAD_DIM + BLOCK_DV - 1) / BLOCK_DV;
   const int dv_start = take(rest, dv_tiles) * BLOCK_DV;
