@@ -1,4 +1,4 @@
-"""What is measured: a cell is one attention with its lengths, a grid is a list of cells.
+"""What is measured: a cell is one attention with its lengths, a grid is a list of cells, a name some grids.
 
 Work is counted by these formulas, the same for everybody, for P the allowed pairs of a query and a key of all
 batches and heads (causal: half of all pairs):
@@ -84,7 +84,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells that a name stands for: every head dim with every variant at every length.
+    """Every head dim with every variant at every length.
 
     ``dims`` are pairs of head dims, of q and k and of v. ``batch`` and ``q_heads`` of None follow from the
     length (`TOKENS` in all) and from the head dim; ``kv_heads`` of None are as many as query heads.
@@ -132,12 +132,22 @@ def _square(*dims: int) -> tuple[tuple[int, int], ...]:
 
 _BOTH = ("full", "causal")
 
-GRIDS: Mapping[str, Grid] = {
-    "short": Grid(_square(128), _BOTH, (1024, 8192)),
-    "lengths": Grid(_square(64, 128, 256), _BOTH, (512, 1024, 2048, 4096, 8192, 16384)),
-    "dims": Grid((*_square(72, 80, 96, 112, 160, 192), (192, 128)), _BOTH, (2048, 8192)),
-    "variants": Grid(_square(128), tuple(VARIANTS), (8192,), batch=2, q_heads=16),
-    "decode": Grid(_square(128), ("full",), (4096, 8192, 131072), batch=16, q_heads=32, kv_heads=8, q_len=1),
+
+def _decode(batch: int, *lengths: int) -> Grid:
+    return Grid(_square(128), ("full",), lengths, batch=batch, q_heads=32, kv_heads=8, q_len=1)
+
+
+GRIDS: Mapping[str, tuple[Grid, ...]] = {
+    "short": (Grid(_square(128), _BOTH, (1024, 8192)),),
+    "lengths": (Grid(_square(64, 128, 256), _BOTH, (512, 1024, 2048, 4096, 8192, 16384)),),
+    "dims": (Grid((*_square(72, 80, 96, 112, 160, 192), (192, 128)), _BOTH, (2048, 8192)),),
+    "variants": (Grid(_square(128), tuple(VARIANTS), (8192,), batch=2, q_heads=16),),
+    "decode": (
+        _decode(1, 1024, 4096, 16_384, 131_072),
+        _decode(4, 1024, 4096, 16_384, 131_072),
+        _decode(16, 1024, 4096, 32_768, 131_072),
+        _decode(64, 1024, 4096, 16_384),
+    ),
 }
 """A few cells in a minute; the usual head dims; others; masks and scores; one query for many keys."""
 
@@ -160,7 +170,7 @@ def cells_of(name: str, given: Given) -> tuple[Cell, ...]:
     """The cells of a named grid. Raises UsageError for what is unknown."""
     if name not in GRIDS:
         raise UsageError(f"--grid is {name!r}", works=f"it is {', '.join(GRIDS)}")
-    return replaced(GRIDS[name], given)
+    return tuple(dict.fromkeys(cell for grid in GRIDS[name] for cell in replaced(grid, given)))
 
 
 def replaced(grid: Grid, given: Given) -> tuple[Cell, ...]:

@@ -74,6 +74,7 @@ def _groups(report: Report) -> list[tuple[str, list[Measured]]]:
     for each in report.cells:
         cell = each.cell
         title = f"d = {cell.dims}, {cell.variant}" if is_curve else f"S = {cell.length}"
+        title += f", {cell.batch} x {cell.q_heads} heads" if is_curve and cell.q_len != cell.kv_len else ""
         groups.setdefault(title, []).append(each)
     return list(groups.items())
 

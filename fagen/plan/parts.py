@@ -13,7 +13,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, Axis, Const, Map, Node, Size
 from fagen.plan.plan import KernelPlan
 
-LEAST_COLUMNS = 128
+LEAST_COLUMNS = 64
 """Of a part: fewer are not worth what it takes to begin, and to merge what they found."""
 
 Formula: TypeAlias = tuple[Any, ...]

@@ -46,8 +46,8 @@ _USUAL_TILE = 64 * _USUAL_DEPTH
 _USUAL_RESIDENT = 2
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
-_LONG_WALK = 1024
-"""Positions along which a walk is worth being made in parts."""
+_LONG_WALK = 768
+"""Positions whose time, in one walk, pays for a second kernel and for what lies in memory between the two."""
 _REPRESENTATIVE = {
     "few": (8, 8),
     "long": (16_384, 2),
@@ -85,15 +85,23 @@ def length_classes(
         works = prod(lengths[axis] for axis in rows[:-1] if axis != GROUP_AXIS)
         walked = (axis for axis in lengths if axis in OPEN_AXES and axis not in rows)
         longest = max(walked, key=lambda axis: lengths[axis], default=rows[-1])
-        idle = graph.direction == "forward" and 2 * works <= arch.multiprocessors
-        long = ((longest, "long"),) if idle and lengths[longest] >= _LONG_WALK else ()
-        return ((rows[-1], "few"), *long)
+        pays = graph.direction == "forward" and _pays_in_parts(works, lengths[longest], arch)
+        return ((rows[-1], "few"), *([(longest, "long")] if pays else []))
     if prod(lengths[axis] for axis in rows) < 2 * _ROWS_A_BLOCK * arch.multiprocessors:
         return ((rows[-1], "some"),)
     short = _REPRESENTATIVE["short"][0] * (2 if _masked(graph) else 1)
     if arch.copy == "tma" and (lengths[rows[-1]] <= short or _sought(graph)):
         return ((rows[-1], "short"),)
     return ()
+
+
+def _pays_in_parts(works: int, length: int, arch: Arch) -> bool:
+    """Whether so many walks of a length are worth being made in parts.
+
+    One block reads at about twice a multiprocessor's share of what memory gives, so that a part of it,
+    ``1 - 2 works / multiprocessors``, is left; in parts, walks take that much less time.
+    """
+    return length * (arch.multiprocessors - 2 * works) >= _LONG_WALK * arch.multiprocessors
 
 
 def _masked(graph: Graph) -> bool:

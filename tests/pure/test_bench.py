@@ -99,8 +99,9 @@ def test_what_is_given_replaces_what_the_grid_has():
     )  # fmt: skip
     long = cells_of("short", Given(lengths=[1 << 20]))[0]
     assert (long.batch, long.length) == (1, "1,048,576")
-    (decode,) = cells_of("decode", Given(lengths=[4096]))
-    assert (decode.length, decode.q_heads, decode.kv_heads) == ("1 x 4,096", 32, 8)
+    (decode,) = cells_of("decode", Given(lengths=[4096], batch=2))
+    assert (decode.length, decode.batch, decode.q_heads, decode.kv_heads) == ("1 x 4,096", 2, 32, 8)
+    assert [each.batch for each in cells_of("decode", Given(lengths=[4096]))] == [1, 4, 16, 64]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_what_is_given_replaces_what_the_grid_has():
         (["--length", "0"], "--length: '0' is no number"),
         (["--dtype", "fp8"], "--dtype is 'fp8'; it is bf16, fp16, fp32"),
         (["--direction", "up"], "--direction is 'up'; it is forward or backward"),
-        (["--grid", "decode", "--variant", "causal"], "causal is asked for with 1 queries and 4,096 keys"),
+        (["--grid", "decode", "--variant", "causal"], "causal is asked for with 1 queries and 1,024 keys"),
         (["--q-heads", "6", "--kv-heads", "4"], "--q-heads is 6 and --kv-heads is 4"),
         (["--family", "sm70"], "--family: 'sm70' is not known; there are fagen, simt, sm80, sm90"),
         (["--peer", "flash,me"], "--peer: 'me' is not known; there are flash, cudnn"),
@@ -650,5 +651,6 @@ def test_worst_comparison_is_the_one_that_fails():
 
 
 def test_grids_have_what_they_say():
-    assert GRIDS["variants"].variants == tuple(VARIANTS)
-    assert all(grid.cells() for grid in GRIDS.values())
+    (variants,) = GRIDS["variants"]
+    assert variants.variants == tuple(VARIANTS)
+    assert all(grid.cells() for grids in GRIDS.values() for grid in grids)

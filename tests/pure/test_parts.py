@@ -141,7 +141,16 @@ def test_few_works_are_shared_out(arch: str) -> None:
     assert "lies between kernels" in told
 
 
-@pytest.mark.parametrize("others", [{"b": 64}, {"b": 16}, {"kv": 500}, {"q": 33}, {"q": 4000}], ids=str)
+@pytest.mark.parametrize(("works", "kv"), [(8, 1024), (32, 2048), (48, 4096), (64, 32_768)])
+def test_the_more_works_the_longer_are_those_in_parts(works: int, kv: int) -> None:
+    graph = attention().graph
+    assert in_walks(planned(graph, hk=works, kv=kv)) == ["kv", PART_AXIS]
+    assert PART_AXIS not in in_walks(planned(graph, hk=works, kv=kv // 2))
+
+
+@pytest.mark.parametrize(
+    "others", [{"b": 64}, {"b": 16}, {"kv": 700}, {"b": 4, "kv": 1024}, {"q": 33}, {"q": 4000}], ids=str
+)
 def test_works_that_fill_the_machine_or_are_short_are_whole(others: Mapping[str, int]) -> None:
     assert PART_AXIS not in in_walks(planned(attention(mask=fg.causal()).graph, **others))
 
@@ -195,8 +204,9 @@ def count(made: Plan, multiprocessors: int = 132, **others: int) -> int:
 
 def test_parts_are_of_what_a_mask_leaves() -> None:
     """A window ends at the last key, a prefix is where it is; what a table says is known on the device."""
-    assert count(planned(attention(mask=fg.sliding_window(1000, 0)).graph)) == 8
-    assert count(planned(attention(mask=fg.sliding_window(1000, 0) | (fg.kv < 128)).graph)) == 9
+    window, prefix = fg.sliding_window(1000, 0), fg.kv < 128
+    assert count(planned(attention(mask=window).graph)) == 1024 // LEAST_COLUMNS
+    assert count(planned(attention(mask=window | prefix).graph)) == 1152 // LEAST_COLUMNS
     ids = fg.capture(torch.zeros(1, 40_000, dtype=torch.int32), "b n", sorted=True)
     assert count(planned(attention(mask=ids[fg.b, fg.kv] == ids[fg.b, fg.q + 30_000]).graph)) > 50
 
