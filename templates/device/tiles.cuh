@@ -212,8 +212,8 @@ __device__ __forceinline__ int next_tile(const int (&begin)[N], const int (&end)
 }
 
 template <int BLOCK, int N>
-__device__ __forceinline__ int next_tile_of(
-    const int (&begin)[N], const int (&end)[N], int from, int part, int parts) {
+__device__ __forceinline__ int next_tile_of(const int (&begin)[N], const int (&end)[N], int from, int part,
+                                            int parts) {
   while (true) {
     const int next = next_tile<BLOCK>(begin, end, from);
     if (next == 0x7fffffff) return next;
