@@ -163,7 +163,7 @@ class Compiled:
         with self._lock:
             while len(self._families) <= order:
                 given_up = {self._plans[numbers[0]].family for numbers in self._families}
-                found = self._planned(given_up) if not given_up or self.problem.family is None else ()
+                found = self._planned(given_up)
                 if not found or found[0].family in given_up:
                     return range(0)
                 first = len(self._plans)

@@ -113,7 +113,7 @@ def _ranked_plans(
         prepared = prepare(kernels, problem.limits)
         yield Plan(
             problem=problem,
-            family=problem.family or _first([kernel.family for kernel in kernels], families),
+            family=_family_of(kernels, problem, families),
             kernels=tuple(kernels),
             buffers=(*buffers, *(each.buffer for each in prepared)),
             prepared=prepared,
@@ -236,8 +236,14 @@ def _families(problem: Problem, arch: Arch) -> tuple[str, ...]:
     return (problem.family,)
 
 
-def _first(used: Sequence[str], families: Sequence[str]) -> str:
-    """The first of ``families`` that is used; stages without tile products are plain in all of them."""
+def _family_of(kernels: Sequence[KernelPlan], problem: Problem, families: Sequence[str]) -> str:
+    """The family that is asked for; else, or where it was given up, the first of ``families`` that is used.
+
+    Stages without tile products are plain in all of them.
+    """
+    if problem.family in families:
+        return str(problem.family)
+    used = [kernel.family for kernel in kernels]
     return next((family for family in families if family in used), used[0])
 
 

@@ -84,3 +84,21 @@ def test_a_walk_goes_the_way_in_which_maxima_fall() -> None:
         text = kernel.compiled.candidate(0).emitted.text
         upwards[name] = "const int next = kv_start + BLOCK_KV < p.kv_len ? kv_start + BLOCK_KV : -1;" in text
     assert upwards == {"falls": True, "rises": False, "neither": False}
+
+
+def test_no_branch_stands_between_products_of_gradients() -> None:
+    """Not even where a weight asks more than what was kept: a compiler would wait for all products there."""
+    kernel = fg.compile(
+        head_dim=16,
+        v_head_dim=24,
+        dtype="fp16",
+        arch="H100",
+        family="sm90",
+        direction="backward",
+        mask=fg.causal(),
+        score=fg.softcap(5.0, exact=True),
+        dropout=0.3,
+    )
+    text = kernel.compiled.candidate(0).emitted.text
+    assert "const float x0 = tanhf(kept(0, r, c)" in text
+    assert "weights0[r][c] = counts ? weight1 : 0.0f;" in text

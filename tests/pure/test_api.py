@@ -690,9 +690,11 @@ def with_families(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
     monkeypatch.setattr(planner, "arch_for", lambda name: row)
 
 
-def chosen(dtype: str, family: str | None = None) -> Compiled:
+def chosen(dtype: str, family: str | None = None, direction: Any = "forward") -> Compiled:
     """A kernel on an H200 that this process knows nothing of, with what a compiler had made of it."""
-    made = fg.compile(mask=fg.causal(), head_dim=64, dtype=dtype, arch="H200", family=family)
+    made = fg.compile(
+        mask=fg.causal(), head_dim=64, dtype=dtype, arch="H200", family=family, direction=direction
+    )
     kernel = Compiled(made.compiled.problem)
     kernel.binary()
     return kernel
@@ -721,6 +723,12 @@ def test_the_next_family_is_tried_where_one_has_nothing(
     assert chosen("fp16").plan.family == "simt"
     with pytest.raises(BuildError, match=r"no plan of \w+ builds well for sm_90a: candidate 0 \(sm80: "):
         chosen("fp16", "sm80")
+    bad.remove("sm80")
+    with pytest.raises(BuildError, match=r"no plan of \w+ builds well for sm_90a: candidate 0 \(sm90: "):
+        chosen("fp16", "sm90")
+    kernel = chosen("fp16", "sm90", "backward")  # each of its kernels may be of another family in any case
+    assert kernel.plan.family == "sm80"
+    assert "(sm90: " in next(each.candidate for each in kernel.plan.rejected if each.built)
     planned = chosen("fp32").plan  # tensor cores have no candidate to build
     assert (planned.family, [each for each in planned.rejected if each.built]) == ("simt", [])
     assert any("16-bit" in each.reason for each in planned.rejected)
