@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isqrt, prod
 from typing import Any, TypeAlias
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, RangePlan
@@ -12,9 +12,6 @@ from fagen.derive.walk import PART_AXIS
 from fagen.ir import graph as ir
 from fagen.ir.graph import TRUE, Axis, Const, Map, Node, Size
 from fagen.plan.plan import KernelPlan
-
-LEAST_COLUMNS = 64
-"""Of a part: fewer are not worth what it takes to begin, and to merge what they found."""
 
 Formula: TypeAlias = tuple[Any, ...]
 """An integer of a call: ``("const", n)``, ``("size", axis)``, ``("first",)`` and ``("last",)`` row, or an
@@ -42,9 +39,9 @@ _OPS: Mapping[str, Callable[..., Any]] = {
 def parts_of(works: int, columns: int, slots: int) -> int:
     """Parts for each of ``works`` walks of so many ``columns``, where ``slots`` blocks run at a time.
 
-    All run at once, and none has less than `LEAST_COLUMNS`.
+    All run at once, and none has fewer columns than there are parts: to merge them is a walk, too.
     """
-    return max(min(slots // max(works, 1), -(-columns // LEAST_COLUMNS)), 1)
+    return max(min(slots // max(works, 1), isqrt(columns)), 1)
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,9 @@ class Shares:
     def parts(self, lengths: Mapping[Axis, int], multiprocessors: int) -> int:
         """In how many parts a walk is made at these lengths."""
         works = prod(-(-lengths[axis] // positions) for axis, positions in self.grid)
-        columns = self.tiles(lengths) * self.block_walk
-        return parts_of(works, columns, multiprocessors * self.resident)
+        tiles = self.tiles(lengths)
+        parts = parts_of(works, tiles * self.block_walk, multiprocessors * self.resident)
+        return max(min(parts, tiles), 1)
 
     def tiles(self, lengths: Mapping[Axis, int]) -> int:
         """How many tiles a walk visits, at most."""

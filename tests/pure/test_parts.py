@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import isqrt
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fagen.ir.graph import Axis, Graph, Input
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
 from fagen.plan.interpret import interpret, interpret_plan
-from fagen.plan.parts import LEAST_COLUMNS, parts_of, shares_of, with_parts
+from fagen.plan.parts import parts_of, shares_of, with_parts
 from fagen.plan.plan import Plan
 from fagen.plan.planner import plan
 from fagen.run.recipe import Recipe, recipe_of
@@ -191,8 +192,8 @@ def test_a_plan_in_parts_is_right(parts: int) -> None:
 
 def test_parts_fill_the_machine_once_and_are_not_too_short() -> None:
     assert parts_of(8, 1 << 20, 264) == 33
-    assert parts_of(8, 10 * LEAST_COLUMNS, 264) == 10
-    assert parts_of(8, 10 * LEAST_COLUMNS + 1, 264) == 11
+    assert parts_of(8, 20 * 20, 264) == 20
+    assert parts_of(8, 20 * 20 - 1, 264) == 19
     assert parts_of(300, 1 << 20, 264) == 1
     assert parts_of(0, 0, 264) == 1
 
@@ -205,8 +206,8 @@ def count(made: Plan, multiprocessors: int = 132, **others: int) -> int:
 def test_parts_are_of_what_a_mask_leaves() -> None:
     """A window ends at the last key, a prefix is where it is; what a table says is known on the device."""
     window, prefix = fg.sliding_window(1000, 0), fg.kv < 128
-    assert count(planned(attention(mask=window).graph)) == 1024 // LEAST_COLUMNS
-    assert count(planned(attention(mask=window | prefix).graph)) == 1152 // LEAST_COLUMNS
+    assert count(planned(attention(mask=window).graph)) == isqrt(1024)
+    assert count(planned(attention(mask=window | prefix).graph)) == isqrt(1152)
     ids = fg.capture(torch.zeros(1, 40_000, dtype=torch.int32), "b n", sorted=True)
     assert count(planned(attention(mask=ids[fg.b, fg.kv] == ids[fg.b, fg.q + 30_000]).graph)) > 50
 
@@ -215,7 +216,7 @@ def test_parts_follow_the_call_and_the_machine() -> None:
     made = planned(attention().graph)
     assert 1 < count(made, b=4) < count(made, b=2) < count(made)
     assert count(made, multiprocessors=20) < count(made)
-    assert count(made, kv=2 * LEAST_COLUMNS) == 2
+    assert count(made, kv=2 * made.kernels[0].block_walk) == 2
     assert count(made, kv=0) == 1
 
 
