@@ -97,8 +97,6 @@ _LANES = 4
 """Threads that share a row."""
 _SLACK, _EXCEEDED = 5.5, 245.0
 """A free maximum stays as long as it is exceeded by no more, and what such powers are at most."""
-_FEW_REGISTERS, _MANY_COLUMNS = 24, 80
-"""A thread with fewer of them to spare keeps no tests of so many columns of a tile, a quarter for each."""
 _CACHE_BYTES = 16 << 20
 """Of what heads that are worked on at once read and add to along the walk: a part of the L2 cache."""
 
@@ -680,7 +678,7 @@ class _Builder(LoopBuilder):
         self.finds_rows = not self.levels_made and len(self.stage.walks) == 1
         self.announced: list[str] = []
         self.lags = False
-        if self.is_tight():
+        if not self.levels_made:  # tests of columns take registers that something else needs
             self.again, self.bounds_values = (COLUMN,), True
         if self.levels_made:
             scope.splitter.places.element = "[r][c]"
@@ -689,15 +687,6 @@ class _Builder(LoopBuilder):
             self.coarse = self.rounds and "bf16" in {tile.storage for tile in self.kernel.shared}
 
     # ------------------------------------------------------------------------------------------ in registers
-
-    def is_tight(self) -> bool:
-        """Whether tests of columns, of which there are many, take registers that something else needs.
-
-        A single consumer has all registers that a thread can have.
-        """
-        kernel = self.kernel
-        few = kernel.spare < _FEW_REGISTERS and kernel.block_walk >= _MANY_COLUMNS
-        return few and kernel.roles is not None and kernel.roles.consumers > 1 and not self.levels_made
 
     def held(self, state: State) -> str:
         return f"{state.symbol.name}[r]" if state.features else super().held(state)
