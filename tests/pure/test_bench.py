@@ -10,7 +10,6 @@ import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -606,16 +605,18 @@ def test_the_time_of_a_call_is_a_median_over_rounds():
     assert overhead.line(overhead.Overhead("y", 1234.56)) == f"{'y':<32}   1,234.6"
 
 
-def test_kernels_are_compiled_before_a_call_is_timed(monkeypatch: pytest.MonkeyPatch):
-    log = []
+def test_kernels_are_compiled_before_a_call_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    log, filled = [], tmp_path / "filled"
     asked = {"kernel": lambda: log.append("kernel"), "other": lambda: log.append("other")}
+    script = f"import sys\nprint(2500.0 if not sys.argv[1:] else open({str(filled)!r}, 'x'))"
     monkeypatch.setattr(overhead, "calls", lambda device, arch: asked)
-    monkeypatch.setattr(overhead, "_loading", lambda *arguments: nullcontext(arguments))
-    monkeypatch.setattr(overhead, "_ended", lambda process: log.append(process) or "2500.0")
-    monkeypatch.setattr(overhead, "microseconds", lambda call, _: log.append("timed") or 7.0)
+    monkeypatch.setattr(overhead, "_LOAD_SCRIPT", script)
+    monkeypatch.setattr(
+        overhead, "microseconds", lambda call, _: log.append("timed" if filled.exists() else "cold") or 7.0
+    )
     found = list(overhead.measure("H200", lambda *told: None))
     assert set(log[:2]) == {"kernel", "other"}
-    assert log[2:] == [("fill",), *["timed"] * 4, ()]
+    assert log[2:] == ["timed"] * 4
     assert [(each.call, each.microseconds, each.budget) for each in found] == [
         ("kernel", 7.0, 20.0),
         ("other", 7.0, None),
