@@ -10,6 +10,9 @@ PY := .venv/bin/python
 CLANG_FORMAT := $(PY) -c 'import clang_format; clang_format.clang_format()'
 HEADERS = $(shell git ls-files 'templates/device/*' 'templates/emulator/*' | grep -E '\.(h|cuh|cpp)$$')
 
+# Tests run in many processes: none of them compiles again what another has read.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint format
 .DEFAULT_GOAL := test
 
