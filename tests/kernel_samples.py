@@ -112,3 +112,8 @@ CASES: dict[str, Callable[[], Attention | Matmul]] = {
     "attention": lambda: Attention(150),
     "matmul": lambda: Matmul(50, 70, 40),
 }
+FEW_BLOCKS: dict[str, Callable[[], Attention | Matmul]] = {
+    "attention": lambda: Attention(100, heads=1),
+    "matmul": lambda: Matmul(50, 40, 40),
+}
+"""Two each: every thread costs the sanitizer as long as a small launch takes."""

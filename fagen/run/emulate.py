@@ -32,8 +32,13 @@ _RUNTIME_FLAGS = ("-O1", "-g1")
 # A kernel is compiled for a few launches: -O1 takes a third longer than -Og, for a fifth more speed. Sums of
 # products are rounded twice, on every machine; memory is shared between types, as on a GPU.
 _KERNEL_FLAGS = ("-Og", "-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
-# Where a compiler knows them: what was never set is no zero; no time goes into following variables.
-_OPTIONAL_FLAGS = ("-ftrivial-auto-var-init=pattern", "-fno-var-tracking")
+# Nothing unwinds a kernel but a sanitizer. The C++ library and what starts and ends a library no kernel needs,
+# and a linker would read them for longer than it links.
+_UNWATCHED_FLAGS = ("-fno-exceptions", "-fno-asynchronous-unwind-tables", "-nostdlib")
+_LIBRARIES = ("-lm", "-lgcc")
+# Where a compiler knows them: what was never set is no zero; no time goes into following variables, nor into
+# a plugin for programs that are optimized as a whole.
+_OPTIONAL_FLAGS = ("-ftrivial-auto-var-init=pattern", "-fno-var-tracking", "-fno-use-linker-plugin")
 _RUNTIME = "runtime"
 _LINES = "-g1"  # what a sanitizer finds lines by; the scheduler's own findings have them from the text
 _SANITIZERS = {"none": "", "address": "address", "race": "thread"}
@@ -343,8 +348,10 @@ def compile_text(text: str, *, name: str = "kernel", checker: Checker = "none") 
     if not names:
         raise BuildError(f"{name} has no __global__ function")
     runtime = _runtime(compiler, checker)
-    sanitizer = [f"-fsanitize={_SANITIZERS[checker]}", _LINES] if _SANITIZERS[checker] else []
-    flags = [*_FLAGS, *_KERNEL_FLAGS, *runtime.flags, *sanitizer]
+    sanitizer = _SANITIZERS[checker]
+    own_flags = (f"-fsanitize={sanitizer}", _LINES) if sanitizer else _UNWATCHED_FLAGS
+    flags = [*_FLAGS, *_KERNEL_FLAGS, *runtime.flags, *own_flags]
+    linked = [] if sanitizer else [str(runtime.path), *_LIBRARIES]
     parts = {
         "kind": "emulated kernels",
         "text": text,  # with its comments: findings count its lines
@@ -357,7 +364,6 @@ def compile_text(text: str, *, name: str = "kernel", checker: Checker = "none") 
     def produce(folder: Path) -> dict[str, Any]:
         (folder / "kernel.cu").write_text(text, encoding="utf-8")
         (folder / "entry.cpp").write_text(_entry_points(names), encoding="utf-8")
-        linked = [str(runtime.path)] if checker == "none" else []
         arguments = [*flags, f"-I{_headers()}", "entry.cpp", "-o", "kernel.so", *linked]
         _compile(compiler, folder, arguments, name)
         return {}

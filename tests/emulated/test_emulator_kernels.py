@@ -9,7 +9,7 @@ import torch
 
 from fagen.run import emulate
 from fagen.run.emulate import SCHEDULES
-from kernel_samples import CASES, Attention, Matmul, compiled
+from kernel_samples import CASES, FEW_BLOCKS, Attention, Matmul, compiled
 
 pytestmark = pytest.mark.cxx
 
@@ -55,7 +55,7 @@ def test_bits_do_not_depend_on_schedule_workers_or_multiprocessors() -> None:
 @pytest.mark.parametrize("checker", ["address", "race"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_checker_reports_nothing_on_a_right_kernel(name: str, checker: str) -> None:
-    kernels, case = compiled(name, checker=checker), CASES[name]()
+    kernels, case = compiled(name, checker=checker), FEW_BLOCKS[name]()
     for schedule in SCHEDULES:
         case.launch(kernels, schedule=schedule, seed=1)
         assert case.error() < 2e-5, schedule
