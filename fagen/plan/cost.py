@@ -368,6 +368,13 @@ class Model:
         found = max(resident_blocks(self.arch, tiles.threads, count, bytes_), 1)
         return found if most is None else min(found, most)
 
+    def planned_blocks(self, tiles: Tiles) -> int:
+        """Blocks that a multiprocessor is planned to hold: the compiler may use the registers that leaves to
+        each."""
+        bytes_, count = self.needs(tiles)
+        more = count * 11 // 10  # an estimate may be a little low
+        return max(resident_blocks(self.arch, tiles.threads, more, bytes_), 1)
+
     def busy_seconds(self, tiles: Tiles) -> float:
         """Time of the multiprocessors, whatever memory does."""
         return self._busy_seconds(tiles, self._tiles(tiles, self.resident(tiles)))

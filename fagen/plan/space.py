@@ -306,13 +306,6 @@ def registers_limit(arch: Arch, threads: int) -> int:
     return min(arch.registers_thread, arch.registers // round_up(threads, arch.warp) // 8 * 8)
 
 
-def planned_blocks(profile: Profile, tiles: Tiles, arch: Arch) -> int:
-    """Blocks that a multiprocessor is planned to hold: the compiler may use the registers that leaves to
-    each."""
-    count = registers(profile, tiles) * 11 // 10  # an estimate may be a little low
-    return max(resident_blocks(arch, tiles.threads, count, shared_bytes(profile, tiles)), 1)
-
-
 def resident_blocks(arch: Arch, threads: int, registers_: int, shared_bytes_: int) -> int:
     """Blocks that a multiprocessor holds at once; 0 if not one fits."""
     threads = round_up(threads, arch.warp)

@@ -22,7 +22,6 @@ from fagen.plan.space import (
     VECTOR,
     Tiles,
     ceil_div,
-    planned_blocks,
     registers,
     registers_limit,
     round_up,
@@ -358,7 +357,7 @@ def rank(
     found: list[Ranked] = []
     most, least = -1, arch.registers_thread + 1
     for number, tiles in enumerate(fits):
-        blocks = planned_blocks(counts, tiles, arch)
+        blocks = model.planned_blocks(tiles)
         spare, estimate = spare_registers(model, tiles, blocks), model.needs(tiles)[1]
         if number < FINALISTS or spare > most or estimate < least:
             found.append(Ranked(tiles, model.cost(tiles), blocks, spare))

@@ -32,8 +32,8 @@ _RUNTIME_FLAGS = ("-O1", "-g1")
 # A kernel is compiled for a few launches: -O1 takes a third longer than -Og, for a fifth more speed. Sums of
 # products are rounded twice, on every machine; memory is shared between types, as on a GPU.
 _KERNEL_FLAGS = ("-Og", "-w", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
-# Nothing unwinds a kernel but a sanitizer. The C++ library and what starts and ends a library no kernel needs,
-# and a linker would read them for longer than it links.
+# Nothing unwinds a kernel but a sanitizer. None needs the C++ library, nor what starts and ends a library: a
+# linker would read them for longer than it links.
 _UNWATCHED_FLAGS = ("-fno-exceptions", "-fno-asynchronous-unwind-tables", "-nostdlib")
 _LIBRARIES = ("-lm", "-lgcc")
 # Where a compiler knows them: what was never set is no zero; no time goes into following variables, nor into
