@@ -7,15 +7,17 @@ block's rows is added to memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST
+from fagen.derive.levels import by_products
 from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.code import COLUMN
 from fagen.emit.forward import LoopBuilder
 from fagen.emit.paper import added
 from fagen.emit.scope import Scope, axis_name
-from fagen.emit.texts import ForwardLoop, PartText, TileText, WalkText
+from fagen.emit.texts import ForwardLoop, LevelText, PartText, TileText, WalkText
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Node
 from fagen.plan.profile import own_tiles, walk_tiles
@@ -37,6 +39,8 @@ class BackwardLoop(ForwardLoop):
     """Warps that share the rows of weighted sums, each with some of the features."""
     staged: str
     """Where what is read of columns lies, a tile ahead; empty where each thread reads it itself."""
+    levels: tuple[LevelText, ...]
+    """What is made of a tile one after another; empty where all its products come first."""
 
     @property
     def even(self) -> bool:
@@ -61,6 +65,11 @@ class BackwardLoop(ForwardLoop):
         return f"{super().full(walk)} && {last} <= {self.length(self.row_axis)}"
 
     @property
+    def column_read(self) -> str:
+        """What is known of a thread's column ``c`` of a tile."""
+        return super().column_read if self.held_columns else "known_column(turn, lane, c)"
+
+    @property
     def sum_rows(self) -> str:
         """Rows of which a thread has a share of weighted sums."""
         return "ROWS" if self.sum_groups == self.groups else "SUM_ROWS"
@@ -71,16 +80,40 @@ class BackwardLoop(ForwardLoop):
         return self.walks[0]
 
     @property
-    def early(self) -> list[str]:
-        """Weights that no partial sum reads, where their sums come first, behind a barrier of their own.
+    def steps(self) -> Sequence[LevelText | WalkText]:
+        """The levels of its walk, or all of it at once."""
+        return self.levels or self.walks
 
-        The other weights are then made beside products. Where warps sum the rows that they weigh, the barrier
+    def mode_of(self, step: LevelText | WalkText) -> str:
+        """When a step asks which elements count."""
+        return self.walk_text.mode if not isinstance(step, LevelText) or step.tests else "never"
+
+    @property
+    def early(self) -> list[str]:
+        """Weights that are summed beside what the next level makes of its products.
+
+        Where they lie in memory that takes a barrier of its own. If warps sum the rows that they weigh, it
         takes more time than that gains.
         """
-        walk = self.walk_text
-        if not walk.parts or self.sum_groups == self.groups:
+        if 1 < self.groups == self.sum_groups:
             return []
-        return [weights for weights in walk.weights if weights not in walk.passed]
+        return [weights for level in self.levels[:-1] for weights in level.weights]
+
+    @property
+    def late(self) -> list[str]:
+        """Weights that are summed when all are there."""
+        return [weights for weights in self.walk_text.weights if weights not in self.early]
+
+    @property
+    def held_columns(self) -> bool:
+        """Whether a thread keeps what it has read of its columns: a level reads what it needs by itself."""
+        return bool(self.column) and not (self.staged and self.levels)
+
+    def update_parameters(self, walk: WalkText) -> list[str]:
+        """As `ForwardLoop.update_parameters`, the buffer of this tile, and what a level keeps for a later one."""
+        arrays = walk.arrays if self.levels else ()
+        kept = [f"{array.ctype} (&{array.name})[ROWS][COLUMNS]" for array in arrays]
+        return [*super().update_parameters(walk), "int turn", *kept]
 
     def passes(self, weights: str) -> bool:
         """Whether an array of weights passes through shared memory."""
@@ -97,6 +130,10 @@ class _Builder(LoopBuilder):
         super().__init__(scope)
         self.parts: list[str] = []
         """Constants of each partial sum."""
+        (walk,) = self.stage.walks
+        sums = self.sums_of(walk)
+        if not any(isinstance(node, ir.Random) for node in ir.walk([state.value for state in sums])):
+            self.make_by_levels(by_products(walk.products, sums))  # a call of the generator serves a row
 
     def backward(self) -> BackwardLoop:
         loop = self.build()
@@ -119,6 +156,7 @@ class _Builder(LoopBuilder):
             passed=named,
             sum_groups=sum_groups,
             staged=at,
+            levels=self.level_texts(walk),
         )
 
     def one_loop(self, begins: bool) -> bool:
@@ -156,6 +194,8 @@ class _Builder(LoopBuilder):
         return [*found[:-1], *(("int", text, said) for text in dict.fromkeys(self.parts)), *found[-1:]]
 
     def sums_of(self, walk: Walk) -> tuple[State, ...]:  # type: ignore[override]
+        if self.levels_made:
+            return tuple(state for level in self.levels_made for state in level.states)
         return (*walk.states, *map(_as_state, walk.partials))
 
     def own_tile(self, node: Node, over: Axis) -> TileText:

@@ -12,6 +12,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from fagen.derive.intervals import RowPlace, row_places
+from fagen.derive.levels import Level
 from fagen.derive.magnitudes import Magnitudes
 from fagen.derive.running import old
 from fagen.derive.terms import conjuncts, term_of
@@ -39,6 +40,7 @@ from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
     ForwardLoop,
     LaggingText,
+    LevelText,
     PartText,
     Phase,
     ProductText,
@@ -123,6 +125,10 @@ class LoopBuilder:
         """The value of each maximum, and the guard under which it was taken."""
         self.shared = {tile.name: tile for tile in self.kernel.shared}
         self.tiles: dict[tuple[str, Node, Axis], TileText] = {}
+        self.levels_made: tuple[Level, ...] = ()
+        """How products and sums of a tile are made level by level; empty where all products come first."""
+        self.vanishing: set[int] = set()
+        """Levels that need no test of elements."""
         self.names: set[str] = set()
         self.addresses: dict[str, int] = {}
         self.widths: dict[str, int] = {}
@@ -508,9 +514,30 @@ class LoopBuilder:
         """The name of a thread's share of a sum's features, and how many of them lie side by side."""
         return self.share(axis, width)
 
+    def make_by_levels(self, made: tuple[Level, ...]) -> None:
+        """Have products and sums of a tile made level by level, if there are any."""
+        self.levels_made = made
+        if made:
+            self.scope.splitter.places.element = "[r][c]"
+
     def levels(self, walk: Walk) -> dict[State, int]:
         """The phase of each state, in the order in which they are updated."""
+        if self.levels_made:
+            return {state: i for i, level in enumerate(self.levels_made) for state in level.states}
         return levels_of(self.sums_of(walk))
+
+    def level_texts(self, walk: WalkText) -> tuple[LevelText, ...]:
+        """What is made of a tile level by level."""
+        products = {product.name: product for product in walk.products}
+        return tuple(
+            LevelText(
+                i,
+                tuple(products[p.symbol.name] for p in level.products),
+                walk.phases[i],
+                i not in self.vanishing,
+            )
+            for i, level in enumerate(self.levels_made)
+        )
 
     def inside(self) -> str:
         """Whether an element is there."""
@@ -518,11 +545,20 @@ class LoopBuilder:
 
     def known_at(self, product: Product) -> int:
         """The phase from which on a product is known."""
-        return 0
+        found = (i for i, level in enumerate(self.levels_made) if product in level.products)
+        return next(found, 0)
 
     def tested_at(self, levels: Mapping[State, int]) -> Iterable[int]:
         """The phases in which elements are tested."""
-        return (0,)
+        return sorted(set(levels.values()) - self.vanishing) if self.levels_made else (0,)
+
+    def earlier_weight(self, name: str, value: Node) -> str | None:
+        """How a later level says the weight of an element in array ``name``; None: it computes it again."""
+        return f"{name}[r][c]"
+
+    def earlier_products(self, level: int, leaves: dict[Node, Code]) -> Mapping[Node, Node]:
+        """What ``level`` has in place of products of earlier ones, which may stand as ``leaves``."""
+        return {}
 
     def from_weights(
         self,
@@ -531,9 +567,32 @@ class LoopBuilder:
         levels: Mapping[State, int],
         leaves: dict[Node, Code],
     ) -> Mapping[State, Term]:
-        """The value of each state and the condition of its term, in which ``weights`` of earlier phases may
-        stand as ``leaves``."""
-        return terms
+        """The value of each state and the condition of its term, in which ``weights`` of earlier levels stand
+        as ``leaves``: where these are 0 as an element does not count, that may be all a level needs."""
+        if not self.levels_made:
+            return terms
+        found = dict(terms)
+        tested = set[int]()
+        for state, level in levels.items():
+            zeros: dict[Node, Node] = {}
+            known: dict[Node, Node] = {}
+            for other, at in levels.items():
+                value, condition = terms[other]
+                text = None
+                if at < level and other.features and condition is None:
+                    text = self.earlier_weight(weights[terms[other]], value)
+                if text is not None:
+                    name = f"earlier_{weights[terms[other]]}"
+                    known[value] = symbol = Symbol(name, value.axes, "float")
+                    zeros[symbol] = ZERO
+                    leaves[symbol] = self.scope.codes.leaf(text, "float", ELEMENT._replace(phase=at + 1))
+            known |= self.earlier_products(level, leaves)
+            value, condition = terms[state]
+            found[state] = ir.substitute(value, known), condition
+            if limits(ir.substitute(found[state][0], zeros)) is not ZERO:
+                tested.add(level)
+        self.vanishing = set(levels.values()) - tested
+        return found
 
     def held(self, state: State) -> str:
         """What a thread calls a state of one of its rows."""

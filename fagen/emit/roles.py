@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -21,7 +21,7 @@ from fagen.derive.signs import falls
 from fagen.derive.terms import term_of
 from fagen.derive.unscale import common_factor, differences
 from fagen.derive.vanish import limits
-from fagen.derive.walk import Partial, Product, State, Walk
+from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.cexpr import HEAD, Lowering, Served
 from fagen.emit.code import (
     ATOM,
@@ -37,13 +37,14 @@ from fagen.emit.code import (
     Statement,
     Variable,
 )
-from fagen.emit.forward import LoopBuilder, Term
+from fagen.emit.forward import LoopBuilder
 from fagen.emit.loops import LoopText
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
     ForwardLoop,
     LaggingText,
+    LevelText,
     Phase,
     ProductText,
     StateText,
@@ -128,27 +129,6 @@ class CopyText:
         """Where a copy from row ``row`` on lies in the tensor."""
         places = [*self.first, row, *self.others]
         return ", ".join([*places, *["0"] * (3 - len(places))])
-
-
-@dataclass(frozen=True)
-class LevelText:
-    """What is made of a tile at once: products, then what they are weighed to, then the sums of that."""
-
-    number: int
-    products: tuple[ProductText, ...]
-    phase: Phase
-    tests: bool
-    """Whether it asks which elements count; weights of those that don't are 0, which may be all it needs."""
-
-    @property
-    def sums(self) -> list[StateText]:
-        """Sums of products."""
-        return [state for state in self.phase.states if state.share]
-
-    @property
-    def weights(self) -> list[str]:
-        """The arrays of weights that it fills, each once."""
-        return list(dict.fromkeys(state.weights for state in self.sums))
 
 
 @dataclass(frozen=True)
@@ -670,18 +650,16 @@ class _Builder(LoopBuilder):
             if self.room >= _EXCEEDED
             else set()
         )
-        self.levels_made = levels(self.stage)
+        self.make_by_levels(levels(self.stage))
         self.kept = kept(self.levels_made)
         self.divided = self.kernel.roles is not None and self.kernel.roles.divided
         self.handed = handed(self.levels_made) if self.divided else ()
-        self.vanishing: set[int] = set()
         self.finds_rows = not self.levels_made and len(self.stage.walks) == 1
         self.announced: list[str] = []
         self.lags = False
         if not self.levels_made:  # tests of columns take registers that something else needs
             self.again, self.bounds_values = (COLUMN,), True
         if self.levels_made:
-            scope.splitter.places.element = "[r][c]"
             (walk,) = self.stage.walks
             self.rounds = all(state.features for state in walk.states)
             self.coarse = self.rounds and "bf16" in {tile.storage for tile in self.kernel.shared}
@@ -762,60 +740,28 @@ class _Builder(LoopBuilder):
         of_column = codes.leaf("c / 2 * 8", "int32")
         return Served(Serving("r == 0 && c % 4 < 2", "c % 2", 2), (of_column, of_row))
 
-    def levels(self, walk: Walk) -> dict[State, int]:
-        if not self.levels_made:
-            return super().levels(walk)
-        return {state: i for i, level in enumerate(self.levels_made) for state in level.states}
+    def earlier_weight(self, name: str, value: Node) -> str | None:
+        """A weight is kept for later levels as it is rounded, in half the registers."""
+        if not self.rounds:
+            return None
+        if self.divided:
+            if value not in self.handed:
+                return None
+            return f"handed({_buffer(self.handed.index(value), len(self.handed))}, r, c)"
+        return f"value_of(rounded_{name}, r, c)"
 
-    def known_at(self, product: Product) -> int:
-        found = (i for i, level in enumerate(self.levels_made) if product in level.products)
-        return next(found, 0)
-
-    def tested_at(self, levels: Mapping[State, int]) -> Iterable[int]:
-        if not self.levels_made:
-            return super().tested_at(levels)
-        return sorted(set(levels.values()) - self.vanishing)
-
-    def from_weights(
-        self,
-        terms: Mapping[State, Term],
-        weights: Mapping[Term, str],
-        levels: Mapping[State, int],
-        leaves: dict[Node, Code],
-    ) -> Mapping[State, Term]:
-        """A weight is kept for later levels as it is rounded, in half the registers; products wait apart."""
-        if not self.levels_made or not self.rounds:
-            return terms
-        found = dict(terms)
-        tested = set[int]()
-        for state, level in levels.items():
-            rounded: dict[Node, Node] = {}
-            known: dict[Node, Node] = {}
-            for other, at in levels.items():
-                value, condition = terms[other]
-                read = not self.divided or value in self.handed
-                if at < level and other.features and condition is None and read:
-                    name = weights[terms[other]]
-                    known[value] = symbol = ir.Symbol(f"rounded_{name}", value.axes, "float")
-                    rounded[symbol] = ZERO
-                    text, place = f"value_of(rounded_{name}, r, c)", ELEMENT._replace(phase=at + 1)
-                    if self.divided:
-                        text = f"handed({_buffer(self.handed.index(value), len(self.handed))}, r, c)"
-                    leaves[symbol] = self.scope.codes.leaf(text, "float", place)
-            for number, product in enumerate(self.kept):
-                at = self.known_at(product)
-                if at < level:
-                    symbol = ir.Symbol(f"kept_{product.symbol.name}", product.symbol.axes, "float")
-                    known[product.symbol] = symbol
-                    place = ELEMENT._replace(phase=at + 1)
-                    buffer = _buffer(number, len(self.kept)) if self.divided else f"{number}"
-                    leaves[symbol] = self.scope.codes.leaf(f"kept({buffer}, r, c)", "float", place)
-            value, condition = terms[state]
-            found[state] = ir.substitute(value, known), condition
-            if limits(ir.substitute(found[state][0], rounded)) is not ZERO:
-                tested.add(level)
-        self.vanishing = set(levels.values()) - tested
-        return found
+    def earlier_products(self, level: int, leaves: dict[Node, Code]) -> Mapping[Node, Node]:
+        """Products that later levels read wait apart."""
+        known: dict[Node, Node] = {}
+        for number, product in enumerate(self.kept if self.rounds else ()):
+            at = self.known_at(product)
+            if at < level:
+                symbol = ir.Symbol(f"kept_{product.symbol.name}", product.symbol.axes, "float")
+                known[product.symbol] = symbol
+                place = ELEMENT._replace(phase=at + 1)
+                buffer = _buffer(number, len(self.kept)) if self.divided else f"{number}"
+                leaves[symbol] = self.scope.codes.leaf(f"kept({buffer}, r, c)", "float", place)
+        return known
 
     def splits(self, roots: Sequence[tuple[Code, Place]], last: int) -> Sequence[Split]:
         """What a consumer needs it computes itself."""
@@ -1034,7 +980,7 @@ class _Builder(LoopBuilder):
             for side, found in ((f"walk{number}", walks), (f"operand{number}", sums)):
                 tiles = [(key, tile) for key, tile in self.tiles.items() if key[0] == side]
                 found.append(tuple(self.copied(key[1], tile, kernel.block_walk) for key, tile in tiles))
-        made = self.level_texts(loop)
+        made = self.level_texts(loop.walks[0])
         if made:  # tiles that the first products read come first
             first = {other.name for product in made[0].products for _, other in product.factors}
             every = (*walks[0], *sums[0])
@@ -1099,22 +1045,6 @@ class _Builder(LoopBuilder):
             pieces=panel // part,
             others=tuple(places),
             equation=f"{tensor.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}",
-        )
-
-    def level_texts(self, loop: ForwardLoop) -> tuple[LevelText, ...]:
-        """What is made of a tile level by level."""
-        if not self.levels_made:
-            return ()
-        (walk,) = loop.walks
-        products = {product.name: product for product in walk.products}
-        return tuple(
-            LevelText(
-                i,
-                tuple(products[p.symbol.name] for p in level.products),
-                walk.phases[i],
-                i not in self.vanishing,
-            )
-            for i, level in enumerate(self.levels_made)
         )
 
     def handed_arrays(self, levels: Sequence[LevelText]) -> tuple[str, ...]:

@@ -124,6 +124,27 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class LevelText:
+    """What is made of a tile at once: products, then what they are weighed to, then the sums of that."""
+
+    number: int
+    products: tuple[ProductText, ...]
+    phase: Phase
+    tests: bool
+    """Whether it asks which elements count; weights of those that don't are 0, which may be all it needs."""
+
+    @property
+    def sums(self) -> list[StateText]:
+        """Sums of products."""
+        return [state for state in self.phase.states if state.share]
+
+    @property
+    def weights(self) -> list[str]:
+        """The arrays of weights that it fills, each once."""
+        return list(dict.fromkeys(state.weights for state in self.sums))
+
+
+@dataclass(frozen=True)
 class LaggingText:
     """How a tile is weighed from a maximum that stays what it is, as long as it is not exceeded by too much.
 

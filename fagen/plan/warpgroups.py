@@ -6,11 +6,11 @@ What such a block needs in shared memory and registers, which stages it can run,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product as pairs
 
+from fagen.derive.levels import Level, by_products
 from fagen.derive.terms import term_of
-from fagen.derive.walk import Product, Stage, State, Walk
+from fagen.derive.walk import Product, Stage
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Input, Node, Symbol
 from fagen.plan.plan import STORAGE_BYTES, Problem, Roles, Storage
@@ -57,14 +57,6 @@ _READ_REGISTERS = 52
 """More where elements read values: several are on their way at once."""
 
 
-@dataclass(frozen=True)
-class Level:
-    """Products of a tile, and the states that wait for no others."""
-
-    products: tuple[Product, ...]
-    states: tuple[State, ...]
-
-
 def levels(stage: Stage) -> tuple[Level, ...]:
     """How products and sums of a tile are made level by level; none where each tile's products come first.
 
@@ -81,24 +73,7 @@ def levels(stage: Stage) -> tuple[Level, ...]:
     random = any(isinstance(node, ir.Random) for node in ir.walk([state.value for state in walk.states]))
     if not weighted or not (stage.outer or (shared and not random)):
         return ()
-    symbols = {state.symbol for state in walk.states}
-    if any(s.op == "max" or s.rescale is not None or _uses(s, symbols) for s in walk.states):
-        return ()
-    return _levels(walk)
-
-
-def _levels(walk: Walk) -> tuple[Level, ...]:
-    needed = {s: [p for p in walk.products if _uses(s, {p.symbol})] for s in walk.states}
-    known: list[Product] = []
-    found: list[Level] = []
-    for state in sorted(walk.states, key=lambda state: len(needed[state])):
-        more = tuple(product for product in needed[state] if product not in known)
-        known += more
-        if more or not found:
-            found.append(Level(more, (state,)))
-        else:
-            found[-1] = Level(found[-1].products, (*found[-1].states, state))
-    return tuple(found) if found[0].products else ()
+    return by_products(walk.products, walk.states)
 
 
 def kept(levels: Sequence[Level]) -> tuple[Product, ...]:
@@ -152,10 +127,6 @@ def late_rows(stage: Stage) -> frozenset[tuple[Node, Axis]]:
     )
     summed = {(p.operand, axis) for walk in stage.walks for p in walk.partials for axis in p.features}
     return frozenset(later - first - summed)
-
-
-def _uses(state: State, symbols: Collection[Node]) -> bool:
-    return any(node in symbols for node in ir.walk([state.value]))
 
 
 def panel_columns(columns: int) -> int:

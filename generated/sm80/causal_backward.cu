@@ -112,11 +112,11 @@ namespace backward_1_backward_loop_ {
   constexpr int THREADS = 64, LANES = 4;      // LANES of them share a row
   // of a tile, each thread's share
   constexpr int ROWS = BLOCK_KV * LANES / THREADS, COLUMNS = BLOCK_Q / LANES;
-  constexpr int FEATURES_D = 16, FEATURES_DV = 16;  // of a weighted sum, each thread's share
+  constexpr int FEATURES_DV = 16, FEATURES_D = 16;  // of a weighted sum, each thread's share
   // of a tile's part, each thread's share, and warps that have parts of the same rows
   constexpr int PART0_ROWS = 4, PART0_FEATURES = 8, PART0_WARPS = 2;
   // where tiles lie in shared memory, in bytes
-  constexpr uint32 K_AT = 0, Q_AT = 16384, V_AT = 8192, DO_AT = 24576, WEIGHTS0_AT = 32768,
+  constexpr uint32 K_AT = 0, Q_AT = 16384, V_AT = 8192, DO_AT = 24576, WEIGHTS1_AT = 32768,
       COLUMNS_AT = 37888;
 
   // Where a block works, and what is the same for all of it.
@@ -132,7 +132,7 @@ namespace backward_1_backward_loop_ {
   struct Row {
     int kv;
     bool inside;
-    float acc0[FEATURES_D] = {}, acc1[FEATURES_DV] = {};
+    float acc1[FEATURES_DV] = {}, acc0[FEATURES_D] = {};
   };
 
   // What a thread reads of one of its columns of a tile.
@@ -178,39 +178,35 @@ namespace backward_1_backward_loop_ {
     }
   }
 
-  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
+  // What is known of column c of a thread.
+  __device__ __forceinline__ Column known_column(int turn, int lane, int c) {
+    return Shared<Column, 2 * BLOCK_Q>(COLUMNS_AT)[turn * BLOCK_Q + c / 2 * 8 + lane * 2 + c % 2];
+  }
+
   // acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
-  // dQ_sum += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
   template <bool MASKED>
-  __device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS],
-      const Column (&columns)[COLUMNS], int q_start, int lane, float (&s0)[ROWS][COLUMNS],
-      float (&s1)[ROWS][COLUMNS], float (&weights0)[ROWS][COLUMNS], float (&weights1)[ROWS][COLUMNS]) {
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      Row& row = rows[r];
-      bool counts[COLUMNS];
-      UNROLL for (int c = 0; c < COLUMNS; ++c) {
-        const int q = q_start + c / 2 * 8 + lane * 2 + c % 2;
-        const Column& column = columns[c];
-        const float x0 = exp2_approx((s0[r][c] * SCALE - column.x0) * LOG2E);
-        const float x1 = x0 * (s1[r][c] - column.D);
-        // kv <= q + kv_len - q_len
-        counts[c] = !MASKED || (row.inside && q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
-        weights0[r][c] = counts[c] ? x1 : 0.0f;
-        weights1[r][c] = counts[c] ? x0 : 0.0f;
+  __device__ __forceinline__ void update0(const Params& p, Row (&rows)[ROWS], int q_start, int lane,
+      float (&s0)[ROWS][COLUMNS], float (&weights0)[ROWS][COLUMNS], int turn) {
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const int q = q_start + c / 2 * 8 + lane * 2 + c % 2;
+      const Column& column = known_column(turn, lane, c);
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        Row& row = rows[r];
+        const bool counts = !MASKED || (row.inside && q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
+        weights0[r][c] = counts ? exp2_approx((s0[r][c] * SCALE - column.x0) * LOG2E) : 0.0f;
       }
     }
   }
 
-  // acc0[f] += weights * Q over the columns of a tile
-  template <class Operand>
-  __device__ __forceinline__ void add_to_acc0(const float (&weights)[ROWS][COLUMNS], const Operand& operand,
-      Row (&rows)[ROWS]) {
-    UNROLL for (int c = 0; c < COLUMNS; c += 4) {
-      Left<bf16> a[ROWS / 2];
-      UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = left_from<bf16>(weights[r], weights[r + 1], c);
-      UNROLL for (int f = 0; f < FEATURES_D; f += 4) {
-        const auto b = load_right(operand, 4 * c, 4 * f);
-        UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(rows[r].acc0, rows[r + 1].acc0, f, a[r / 2], b);
+  // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
+  // dQ_sum += sum_kv exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * K
+  __device__ __forceinline__ void update1(int lane, float (&s1)[ROWS][COLUMNS],
+      float (&weights0)[ROWS][COLUMNS], float (&weights1)[ROWS][COLUMNS], int turn) {
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      const Column& column = known_column(turn, lane, c);
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        const float x0 = weights0[r][c] * (s1[r][c] - column.D);
+        weights1[r][c] = x0;
       }
     }
   }
@@ -225,6 +221,20 @@ namespace backward_1_backward_loop_ {
       UNROLL for (int f = 0; f < FEATURES_DV; f += 4) {
         const auto b = load_right(operand, 4 * c, 4 * f);
         UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(rows[r].acc1, rows[r + 1].acc1, f, a[r / 2], b);
+      }
+    }
+  }
+
+  // acc0[f] += weights * Q over the columns of a tile
+  template <class Operand>
+  __device__ __forceinline__ void add_to_acc0(const float (&weights)[ROWS][COLUMNS], const Operand& operand,
+      Row (&rows)[ROWS]) {
+    UNROLL for (int c = 0; c < COLUMNS; c += 4) {
+      Left<bf16> a[ROWS / 2];
+      UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = left_from<bf16>(weights[r], weights[r + 1], c);
+      UNROLL for (int f = 0; f < FEATURES_D; f += 4) {
+        const auto b = load_right(operand, 4 * c, 4 * f);
+        UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(rows[r].acc0, rows[r + 1].acc0, f, a[r / 2], b);
       }
     }
   }
@@ -313,7 +323,7 @@ namespace backward_1_backward_loop_ {
 
     copy_operand<THREADS, HEAD_DIM>(K, block.kv_start, p.kv_len, block.K, p.K_kv);
     copy_operand<THREADS, V_HEAD_DIM>(V, block.kv_start, p.kv_len, block.V, p.V_kv);
-    const OperandTile<bf16, BLOCK_KV, BLOCK_Q> weights0_tile(WEIGHTS0_AT);
+    const OperandTile<bf16, BLOCK_KV, BLOCK_Q> weights1_tile(WEIGHTS1_AT);
     const Shared<Column, 2 * BLOCK_Q> staged(COLUMNS_AT);
     int turn = 0;  // of the two buffers, that of this tile
     for (int g = 0; g < p.group; ++g) {
@@ -353,21 +363,18 @@ namespace backward_1_backward_loop_ {
         }
         float s0[ROWS][COLUMNS] = {};  // s0 = sum_d K Q
         multiply(K, Q, s0);
+        float weights0[ROWS][COLUMNS];
+        update0<masked.value>(p, rows, q_start, lane, s0, weights0, turn);
         float s1[ROWS][COLUMNS] = {};  // s1 = sum_dv V dO
         multiply(V, dO, s1);
-        Column columns[COLUMNS];
-        UNROLL for (int c = 0; c < COLUMNS; ++c) {
-          columns[c] = staged[turn * BLOCK_Q + c / 2 * 8 + lane * 2 + c % 2];
-        }
-        float weights0[ROWS][COLUMNS];
+        add_to_acc1(weights0, dO, rows);
         float weights1[ROWS][COLUMNS];
-        update<masked.value>(p, rows, columns, q_start, lane, s0, s1, weights0, weights1);
-        pass_weights(weights0, weights0_tile, row0, lane);
-        add_to_acc0(weights0, Q, rows);
-        add_to_acc1(weights1, dO, rows);
+        update1(lane, s1, weights0, weights1, turn);
+        pass_weights(weights1, weights1_tile, row0, lane);
+        add_to_acc0(weights1, Q, rows);
         __syncthreads();  // the weights are there
         float part0[PART0_ROWS][PART0_FEATURES] = {};
-        multiply_part0(weights0_tile, K, part0);
+        multiply_part0(weights1_tile, K, part0);
         UNROLL for (int r = 0; r < PART0_ROWS; ++r) add_part0(block, p, part0, r, q_start);
         turn = 1 - turn;
         if (threadIdx.x < BLOCK_Q) staged[turn * BLOCK_Q + threadIdx.x] = coming;
