@@ -110,7 +110,7 @@ class BackwardLoop(ForwardLoop):
         return bool(self.column) and not (self.staged and self.levels)
 
     def update_parameters(self, walk: WalkText) -> list[str]:
-        """As `ForwardLoop.update_parameters`, the buffer of this tile, and what a level keeps for a later one."""
+        """As `ForwardLoop.update_parameters`, a tile's buffer, and what a level keeps for a later one."""
         arrays = walk.arrays if self.levels else ()
         kept = [f"{array.ctype} (&{array.name})[ROWS][COLUMNS]" for array in arrays]
         return [*super().update_parameters(walk), "int turn", *kept]
@@ -245,6 +245,7 @@ class _Builder(LoopBuilder):
             share,
             warps,
             (self.kernel.block_walk // columns) * (width // features) < self.kernel.threads // 32,
+            scope.length(axis) if width > dict(scope.plan.problem.sizes)[axis] else "",
         )
 
     def equation(self, state: State) -> str:

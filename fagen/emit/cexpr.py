@@ -320,7 +320,9 @@ class Lowering:
         """Where an element of a tensor that lies in pieces is, along the axes of a piece."""
         if not tensor.whole:
             return None
-        sides = sorted((tile, i) for i, tile in enumerate(tensor.tiles) if tile > 1)  # rows are fewer
+        sides = sorted(
+            ((tile, i) for i, tile in enumerate(tensor.tiles) if tile > 1), reverse=True
+        )  # rows are more
         return self._codes.call("piece_at", [code for _, i in sides for code in steps[i]], "int64", 8)
 
     # -------------------------------------------------------------------------------------------- random bits

@@ -519,6 +519,8 @@ class LoopBuilder:
         self.levels_made = made
         if made:
             self.scope.splitter.places.element = "[r][c]"
+            self.rounds = all(state.features for level in made for state in level.states)
+            self.coarse = self.rounds and "bf16" in {tile.storage for tile in self.kernel.shared}
 
     def levels(self, walk: Walk) -> dict[State, int]:
         """The phase of each state, in the order in which they are updated."""

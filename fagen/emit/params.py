@@ -17,7 +17,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Input, Node, Output, Scalar
 from fagen.ir.names import names_of
 from fagen.ir.show import LENGTHS, show
-from fagen.plan.plan import Plan, Storage
+from fagen.plan.plan import Buffer, Plan, Storage
 from fagen.plan.prepare import Tiles
 
 TensorId: TypeAlias = tuple[Literal["argument", "output", "buffer", "counter"], int]
@@ -114,6 +114,8 @@ class Tensor:
     """How many positions of each axis an element stands for; empty: one."""
     whole: bool = False
     """Whether an element has a number for each of them: a piece, as templates/device/add.cuh has it."""
+    steps: tuple[int, ...] = ()
+    """The last of its strides, as far as they are known when the text is emitted."""
 
     @property
     def pointer(self) -> str:
@@ -122,8 +124,9 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[str, ...]:
-        """The parameters that hold its strides."""
-        return tuple(f"p.{self.name}_{axis}" for axis in self.layout)
+        """The parameters that hold its strides, or numbers that are known."""
+        named = self.layout[: len(self.layout) - len(self.steps)]
+        return (*(f"p.{self.name}_{axis}" for axis in named), *map(str, self.steps))
 
     @property
     def dense(self) -> bool:
@@ -208,8 +211,9 @@ class Parameters:
             self.tensors[at] = Tensor(at, name, storage, argument.layout, False, argument.name)
         for i, buffer in enumerate(plan.buffers):
             at = ("buffer", i)
+            steps = _known_steps(buffer, self._sizes) if buffer.whole else ()
             self.tensors[at] = Tensor(
-                at, buffer.name, buffer.storage, buffer.axes, True, "", buffer.tiles, buffer.whole
+                at, buffer.name, buffer.storage, buffer.axes, True, "", buffer.tiles, buffer.whole, steps
             )
         for i, (output, name, storage) in enumerate(
             zip(graph.outputs, output_names, plan.outputs, strict=True)
@@ -376,3 +380,14 @@ class Parameters:
     def _axes(self) -> list[Axis]:
         axes = {axis for tensor in self.tensors.values() for axis in ir.split_heads(tensor.layout)}
         return [axis for axis in ir.sort_axes(axes) if axis not in self._sizes]
+
+
+def _known_steps(buffer: Buffer, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
+    """The last strides of a buffer of pieces, in numbers, up to an axis whose length is not known."""
+    step, found = math.prod(buffer.tiles), list[int]()
+    for axis, tile in zip(reversed(buffer.axes), reversed(buffer.tiles), strict=True):
+        found.insert(0, step)
+        if axis not in sizes:
+            break
+        step *= -(-sizes[axis] // tile)
+    return tuple(found)

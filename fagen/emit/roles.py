@@ -659,10 +659,6 @@ class _Builder(LoopBuilder):
         self.lags = False
         if not self.levels_made:  # tests of columns take registers that something else needs
             self.again, self.bounds_values = (COLUMN,), True
-        if self.levels_made:
-            (walk,) = self.stage.walks
-            self.rounds = all(state.features for state in walk.states)
-            self.coarse = self.rounds and "bf16" in {tile.storage for tile in self.kernel.shared}
 
     # ------------------------------------------------------------------------------------------ in registers
 

@@ -77,6 +77,8 @@ class PartText:
     """That have features of the same rows."""
     idle: bool
     """Whether some warps have nothing of it."""
+    ragged: str
+    """How many features there are, if the last of a tile are none."""
 
 
 @dataclass(frozen=True)

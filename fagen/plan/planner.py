@@ -480,13 +480,13 @@ def _buffers(stages: Sequence[Stage], choices: Sequence[_Choice], problem: Probl
 
 
 def _piece(stage: Stage, name: str) -> Mapping[Axis, int]:
-    """Of a partial sum of ``stage``, what each eight lines of four lanes add to at once."""
+    """Of a partial sum of ``stage``, what the lanes of a warp have of one product."""
     added = (partial for walk in stage.walks for partial in walk.partials if partial.name == name)
     return {
         side: size
         for partial in added
         if stage.walk is not None
-        for side, size in ((stage.walk, CHUNK), (partial.features[0], FRAGMENT))
+        for side, size in ((stage.walk, FRAGMENT), (partial.features[0], CHUNK))
     }
 
 

@@ -1,11 +1,12 @@
 // add.cuh: what tensor cores have summed, added to a matrix in global memory that other blocks add to as well.
 //
-// The matrix lies in pieces of 8 rows and 16 columns. The numbers of a piece lie side by side, in the order in which the
-// lanes of a warp have them: lane l those of row l / 4 in columns 2 (l % 4), the next one, and eight further on the same.
-// So a warp adds to 512 bytes in a row, and no lane has to give another anything.
+// The matrix lies in pieces of 16 rows and 8 columns. The numbers of a piece lie side by side, in the order in which the
+// lanes of a warp have them of a product: lane l those of row l / 4 in columns 2 (l % 4) and the next one, then those of
+// row l / 4 + 8. So a warp adds to 512 bytes in a row, and what a lane adds at once lies in registers as it is.
 //
 //   piece_at(row, row_step, column, column_step)   where an element lies, `row_step` and `column_step` from piece to piece
-//   add_piece(holds, pointer, sums, i)   adds sums[i .. i + 3] of all lanes to the piece at `pointer`, where `holds`
+//   add_piece(holds, pointer, upper, lower, i)  adds upper[i], upper[i + 1], lower[i] and lower[i + 1] of all lanes, as
+//                                        multiply_add has them, to the piece at `pointer`, where `holds`
 //   load_pairs<N>(pointer)               N neighbours of a row from a column that is a multiple of N, 2 or 4
 #pragma once
 
@@ -13,13 +14,14 @@
 
 __device__ __forceinline__ int64 piece_at(int row, int64 row_step, int column, int64 column_step) {
   const uint32 r = row, c = column;
-  return r / 8 * row_step + c / 16 * column_step + (r % 8 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2);
+  return r / 16 * row_step + c / 8 * column_step + (r % 8 * 16 + c % 8 / 2 * 4 + r % 16 / 8 * 2 + c % 2);
 }
 
 template <int N>
-__device__ __forceinline__ void add_piece(bool holds, float* to, const float (&sums)[N], int i) {
+__device__ __forceinline__ void add_piece(bool holds, float* to, const float (&upper)[N], const float (&lower)[N],
+                                          int i) {
   atomic_add_four(holds, to + threadIdx.x % 32 * 4,
-                  Vec<float, 4>{{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]}});
+                  Vec<float, 4>{{upper[i], upper[i + 1], lower[i], lower[i + 1]}});
 }
 
 template <int N>
