@@ -62,8 +62,8 @@ struct Params {
   int64 stat_b, stat_h, stat_q;
   fp32* D;  // [b, hk, g, q]
   int64 D_b, D_hk, D_g, D_q;
-  fp32* dQ_sum;  // [b, hk, g, q / 8, d / 16, 128]
-  int64 dQ_sum_b, dQ_sum_hk, dQ_sum_g, dQ_sum_q, dQ_sum_d;
+  fp32* dQ_sum;  // [b, hk, g, q / 16, d / 8, 128]
+  int64 dQ_sum_b, dQ_sum_hk, dQ_sum_g;
   bf16* dQ;  // [b, h, q, d]  dq
   int64 dQ_b, dQ_h, dQ_q;
   bf16* dK;  // [b, hk, kv, d]  dk
@@ -167,10 +167,10 @@ namespace backward_1_backward_loop_ {
   //     a warp
   template <class Own, class Walk>
   __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
-    const int row = threadIdx.x / 32 * (8 * ROWS);
+    const auto rows = from_row<8 * ROWS>(own, threadIdx.x / 32 * (8 * ROWS));
     UNROLL for (int i = 0; i < Own::WIDTH; i += 16) {
       Left<typename Own::Element> a[ROWS / 2];
-      UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = load_left(own, row + 8 * r, i);
+      UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = load_left(rows, 8 * r, i);
       UNROLL for (int c = 0; c < COLUMNS; c += 4) {
         const auto b = load_right_transposed(walk, 4 * c, i);
         UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(sums[r], sums[r + 1], c, a[r / 2], b);
@@ -193,7 +193,7 @@ namespace backward_1_backward_loop_ {
       UNROLL for (int r = 0; r < ROWS; ++r) {
         Row& row = rows[r];
         const bool counts = !MASKED || (row.inside && q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
-        weights0[r][c] = counts ? exp2_approx((s0[r][c] * SCALE - column.x0) * LOG2E) : 0.0f;
+        weights0[r][c] = counts ? exp2_approx(s0[r][c] * (SCALE * LOG2E) - column.x0) : 0.0f;
       }
     }
   }
@@ -265,16 +265,17 @@ namespace backward_1_backward_loop_ {
     }
   }
 
-  // row r of it to memory
+  // rows r and r + 1 of it to memory
+  template <bool MASKED>
   __device__ __forceinline__ void add_part0(const Block& block, const Params& p,
       const float (&part0)[PART0_ROWS][PART0_FEATURES], int r, int q_start) {
     const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS),
         feature = threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
     const int q = q_start + row + 8 * r;
-    const bool inside = q < p.q_len;
-    fp32* to = &block.dQ_sum[piece_at(q, p.dQ_sum_q, feature, p.dQ_sum_d)];
-    UNROLL for (int f = 0; f < PART0_FEATURES; f += 4)
-        add_piece(inside, to + f / 4 * p.dQ_sum_d, part0[r], f);
+    const bool inside = (!MASKED || q < p.q_len);
+    fp32* to = &block.dQ_sum[piece_at(q, 1024, feature, 128)];
+    UNROLL for (int f = 0; f < PART0_FEATURES; f += 2)
+        add_piece(inside, to + f / 2 * 128, part0[r], part0[r + 1], f);
   }
 
   // dK = acc0 * rsqrt(head_dim)
@@ -342,7 +343,8 @@ namespace backward_1_backward_loop_ {
       const auto read_column = [&](int q_start) {
         Column column;
         const int q = q_start + threadIdx.x % BLOCK_Q;
-        column.x0 = finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]);
+        column.x0 =
+            maximum(finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E, -3.4028235e+38f);
         column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
         return column;
       };
@@ -375,7 +377,7 @@ namespace backward_1_backward_loop_ {
         __syncthreads();  // the weights are there
         float part0[PART0_ROWS][PART0_FEATURES] = {};
         multiply_part0(weights1_tile, K, part0);
-        UNROLL for (int r = 0; r < PART0_ROWS; ++r) add_part0(block, p, part0, r, q_start);
+        UNROLL for (int r = 0; r < PART0_ROWS; r += 2) add_part0<masked.value>(block, p, part0, r, q_start);
         turn = 1 - turn;
         if (threadIdx.x < BLOCK_Q) staged[turn * BLOCK_Q + threadIdx.x] = coming;
         return next;
@@ -414,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(256) backward_2_rowwise(const __gri
   const int lane = threadIdx.x % LANES;
 
   for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
-    const auto dQ_sum_part = load_pairs<4>(&dQ_sum_at[piece_at(q, p.dQ_sum_q, first, p.dQ_sum_d)]);
+    const auto dQ_sum_part = load_pairs<4>(&dQ_sum_at[piece_at(q, 1024, first, 128)]);
     Vec<bf16, 4> dQ_part;
     UNROLL for (int i = 0; i < 4; ++i) {
       dQ_part[i] = from_float<bf16>(SCALE * dQ_sum_part[i]);

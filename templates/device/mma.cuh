@@ -7,6 +7,9 @@
 //   tile(row, column)
 //       an element, to read or to assign: tile.elements[tile.at(row, column)]; the eight from a column that
 //       is a multiple of 8 lie together
+//   from_row<COUNT>(tile, row)
+//       COUNT rows of a tile from `row` on, a multiple of 8, as a tile: where a warp's rows lie it computes once, and
+//       blocks of them differ by constants
 //   load_left(tile, row, column)              the 16 x 16 elements there as left operand: columns are summed
 //   load_left_transposed(tile, row, column)   their transpose as left operand: rows are summed
 //   load_right(tile, row, column)             as right operand: rows are summed
@@ -40,6 +43,11 @@ struct OperandTile : TileLayout<WIDTH_> {
     return elements[this->at(row, column)];
   }
 };
+
+template <int COUNT, class T, int ROWS, int WIDTH>
+__device__ __forceinline__ OperandTile<T, COUNT, WIDTH> from_row(const OperandTile<T, ROWS, WIDTH>& tile, int row) {
+  return OperandTile<T, COUNT, WIDTH>(tile.elements.address + row * (2 * TileLayout<WIDTH>::PITCH));
+}
 
 // What a lane holds of a 16 x 16 operand.
 template <class T>

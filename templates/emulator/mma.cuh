@@ -25,6 +25,15 @@ struct OperandTile : TileLayout<WIDTH_> {
   }
 };
 
+template <int COUNT, class T, int ROWS, int WIDTH>
+inline OperandTile<T, COUNT, WIDTH> from_row(const OperandTile<T, ROWS, WIDTH>& tile, int row,
+                                             int line = __builtin_LINE()) {
+  if (row < 0 || row % 8 != 0 || row + COUNT > ROWS) {
+    fagen_finding(line, "%d rows from row %d of a tile of %d", COUNT, row, ROWS);
+  }
+  return OperandTile<T, COUNT, WIDTH>(tile.elements.address_of(row * TileLayout<WIDTH>::PITCH), line);
+}
+
 template <class T>
 struct Left {
   uint32 word[4];

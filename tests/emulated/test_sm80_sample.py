@@ -102,19 +102,19 @@ def test_a_transposed_left_operand_is_multiplied_and_added_to_memory(holds: bool
         "}\n__syncwarp();\nfloat upper[4] = {}, lower[4] = {};\n"
         "multiply_add(upper, lower, 0, load_left_transposed(t, 0, 0), load_right(one, 0, 0));\n"
         "float* to = p.y + 256;\n"
-        "add_piece(true, to + piece_at(0, 128, 0, 0), upper, 0);\n"
-        f"add_piece({str(holds).lower()}, to + piece_at(8, 128, 0, 0), lower, 0);\n__syncwarp();\n"
+        "add_piece(true, to + piece_at(0, 0, 0, 128), upper, lower, 0);\n"
+        f"add_piece({str(holds).lower()}, to + piece_at(0, 0, 8, 128), upper, lower, 2);\n__syncwarp();\n"
         "for (int r = 0; r < 16; ++r) {\n"
-        "if (i < 16) p.y[r * 16 + i] = to[piece_at(r, 128, i, 0)];\n__syncwarp();\n"
+        "if (i < 16) p.y[r * 16 + i] = to[piece_at(r, 0, i, 128)];\n__syncwarp();\n"
         "if (i % 4 == 0 && i < 16) {\n"
-        "const auto four = load_pairs<4>(&to[piece_at(r, 128, i, 0)]);\n"
+        "const auto four = load_pairs<4>(&to[piece_at(r, 0, i, 128)]);\n"
         "for (int k = 0; k < 4; ++k) if (four[k] != p.y[r * 16 + i + k]) p.y[r * 16 + i] = NAN;\n"
         "}\n__syncwarp();\n}"
     )
     x, y = torch.arange(256, dtype=torch.float32), torch.ones(512)
     run(body, shared_bytes=1536, x=x, y=y)
     expected = x.reshape(16, 16).T + 1
-    expected[8:] = expected[8:] if holds else 1
+    expected[:, 8:] = expected[:, 8:] if holds else 1
     assert torch.equal(y[:256].reshape(16, 16), expected)
 
 
