@@ -7,6 +7,7 @@ block's rows is added to memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -20,6 +21,7 @@ from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import ForwardLoop, LevelText, PartText, TileText, WalkText
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Node
+from fagen.plan.plan import GROUP_AXIS
 from fagen.plan.profile import own_tiles, walk_tiles
 from fagen.plan.space import part_shape
 
@@ -87,6 +89,19 @@ class BackwardLoop(ForwardLoop):
     def mode_of(self, step: LevelText | WalkText) -> str:
         """When a step asks which elements count."""
         return self.walk_text.mode if not isinstance(step, LevelText) or step.tests else "never"
+
+    @property
+    def rows_again(self) -> bool:
+        """Whether where rows are is computed wherever a mask asks, as nothing else does."""
+        walk = self.walk_text
+        if not self.levels or walk.mode != "both" or (walk.row and not self.outer_axes):
+            return False
+        texts = [
+            *(s.text for s in walk.row),
+            *(self.text_of(step.phase, walk, False) for step in self.levels),
+        ]
+        places = rf"\brow\.(inside|{self.row_name}|{GROUP_AXIS})\b"
+        return not any(re.search(places, text) for text in texts)
 
     @property
     def early(self) -> list[str]:

@@ -496,6 +496,11 @@ class ForwardLoop:
         return self.row_axis is not None or self.one_row
 
     @property
+    def rows_again(self) -> bool:
+        """Whether where rows are is computed wherever a mask asks, as nothing else does."""
+        return False
+
+    @property
     def once_a_warp(self) -> bool:
         """Whether where a block works is kept once for all threads of a warp."""
         return self.scope.kernel.tiling == "fragments"

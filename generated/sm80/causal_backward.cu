@@ -184,14 +184,22 @@ namespace backward_1_backward_loop_ {
   }
 
   // acc1 = acc1 + sum_q exp(s0 * rsqrt(head_dim) - stat) * dO
+  // What a mask asks of a row is computed here: nothing of it is kept in registers meanwhile.
   template <bool MASKED>
-  __device__ __forceinline__ void update0(const Params& p, Row (&rows)[ROWS], int q_start, int lane,
-      float (&s0)[ROWS][COLUMNS], float (&weights0)[ROWS][COLUMNS], int turn) {
+  __device__ __forceinline__ void update0(const Params& p, const Block& block, Row (&rows)[ROWS],
+      int q_start, int row0, int lane, float (&s0)[ROWS][COLUMNS], float (&weights0)[ROWS][COLUMNS],
+      int turn) {
+    if (MASKED) row0 = again(row0);
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const int q = q_start + c / 2 * 8 + lane * 2 + c % 2;
       const Column& column = known_column(turn, lane, c);
       UNROLL for (int r = 0; r < ROWS; ++r) {
         Row& row = rows[r];
+        if (MASKED) {
+          const int kv = block.kv_start + row0 + 8 * r;
+          row.inside = kv < p.kv_len;  // one past the end repeats the last row and is not stored
+          row.kv = minimum(kv, p.kv_len - 1);
+        }
         const bool counts = !MASKED || (row.inside && q < p.q_len && row.kv + p.q_len <= q + p.kv_len);
         weights0[r][c] = counts ? exp2_approx(s0[r][c] * (SCALE * LOG2E) - column.x0) : 0.0f;
       }
@@ -272,7 +280,7 @@ namespace backward_1_backward_loop_ {
     const int row = threadIdx.x / 32 / PART0_WARPS * (8 * PART0_ROWS),
         feature = threadIdx.x / 32 % PART0_WARPS * (4 * PART0_FEATURES);
     const int q = q_start + row + 8 * r;
-    const bool inside = (!MASKED || q < p.q_len);
+    const bool inside = !MASKED || q < p.q_len;
     fp32* to = &block.dQ_sum[piece_at(q, 1024, feature, 128)];
     UNROLL for (int f = 0; f < PART0_FEATURES; f += 2)
         add_piece(inside, to + f / 2 * 128, part0[r], part0[r + 1], f);
@@ -313,12 +321,6 @@ namespace backward_1_backward_loop_ {
     Block block = this_block(p, 0);
     const int row0 = threadIdx.x / 32 * (8 * ROWS) + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
     Row rows[ROWS];
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      Row& row = rows[r];
-      const int kv = block.kv_start + row0 + 8 * r;
-      row.inside = kv < p.kv_len;  // one past the end repeats the last row and is not stored
-      row.kv = minimum(kv, p.kv_len - 1);
-    }
     const OperandTile<bf16, BLOCK_KV, HEAD_DIM> K(K_AT);
     const OperandTile<bf16, BLOCK_KV, V_HEAD_DIM> V(V_AT);
 
@@ -358,15 +360,15 @@ namespace backward_1_backward_loop_ {
         __syncthreads();  // Q and dO are there, and all have read the tile before
         const auto Q = buffer<OperandTile<bf16, BLOCK_Q, HEAD_DIM>>(Q_AT, turn);
         const auto dO = buffer<OperandTile<bf16, BLOCK_Q, V_HEAD_DIM>>(DO_AT, turn);
+        float s0[ROWS][COLUMNS] = {};  // s0 = sum_d K Q
+        multiply(K, Q, s0);
         Column coming = {};
         if (next < q_end) {
           set_out(next, 1 - turn);
           coming = read_column(next);
         }
-        float s0[ROWS][COLUMNS] = {};  // s0 = sum_d K Q
-        multiply(K, Q, s0);
         float weights0[ROWS][COLUMNS];
-        update0<masked.value>(p, rows, q_start, lane, s0, weights0, turn);
+        update0<masked.value>(p, block, rows, q_start, row0, lane, s0, weights0, turn);
         float s1[ROWS][COLUMNS] = {};  // s1 = sum_dv V dO
         multiply(V, dO, s1);
         add_to_acc1(weights0, dO, rows);

@@ -18,8 +18,8 @@ __device__ __forceinline__ int64 piece_at(int row, int64 row_step, int column, i
 }
 
 template <int N>
-__device__ __forceinline__ void add_piece(bool holds, float* to, const float (&upper)[N], const float (&lower)[N],
-                                          int i) {
+__device__ __forceinline__ void add_piece(bool holds, float* to, const float (&upper)[N],
+                                          const float (&lower)[N], int i) {
   atomic_add_four(holds, to + threadIdx.x % 32 * 4,
                   Vec<float, 4>{{upper[i], upper[i + 1], lower[i], lower[i + 1]}});
 }

@@ -45,7 +45,8 @@ struct OperandTile : TileLayout<WIDTH_> {
 };
 
 template <int COUNT, class T, int ROWS, int WIDTH>
-__device__ __forceinline__ OperandTile<T, COUNT, WIDTH> from_row(const OperandTile<T, ROWS, WIDTH>& tile, int row) {
+__device__ __forceinline__ OperandTile<T, COUNT, WIDTH> from_row(const OperandTile<T, ROWS, WIDTH>& tile,
+                                                                 int row) {
   return OperandTile<T, COUNT, WIDTH>(tile.elements.address + row * (2 * TileLayout<WIDTH>::PITCH));
 }
 

@@ -154,6 +154,7 @@ TILE = "OperandTile<fp16, 16, 16> t(0);\n"
             "line 12: .*load_left of the block at row 0, column 16 of a tile of 16 x 16",
         ),
         (f"{TILE}load_right(t, 8, 0);", "load_right of the block at row 8, column 0 of a tile of 16 x 16"),
+        (f"{TILE}from_row<16>(t, 8);", "line 12: .*16 rows from row 8 of a tile of 16"),
         (f"{TILE}t(i, 0) = fp16{{0}};", "line 12: .*row 16, column 0 of a tile of 16 x 16"),
         ("OperandTile<fp16, 16, 16> t(8);", "a tile of tensor-core operands begins at byte 8"),
         ("OperandTile<bf16, 32, 16> t(0);", "a view of 768 elements .* does not fit into 1024 bytes"),
