@@ -8,6 +8,7 @@ import torch
 import fagen as fg
 from fagen.compile import backward_of, problem_of
 from fagen.derive.gradient import gradient
+from fagen.derive.levels import by_products
 from fagen.derive.magnitudes import may_exceed_fp16
 from fagen.derive.partials import merged
 from fagen.derive.streaming import derive
@@ -148,6 +149,18 @@ def test_tensor_cores_compute_each_product_once(head_dim):
     text = said(made)
     assert "adds its part of dQ_sum to memory, in no fixed order" in text
     assert "each product computed by two kernels: " in text
+
+
+def test_each_sum_stands_at_the_level_of_the_last_product_that_it_needs():
+    (kernel,) = (kernel for kernel in planned().kernels if kernel.stage.walks[0].products)
+    (walk,) = kernel.stage.walks
+    first, last = by_products(walk.products, walk.states)
+    assert (first.products, last.products) == (walk.products[:1], walk.products[1:])
+    assert [len(level.states) for level in (first, last)] == [1, 1]
+    assert walk.partials[0].value is last.states[0].value
+    graph = attention().graph
+    (running,) = derive(graph).stages[0].walks
+    assert by_products(running.products, running.states) == ()
 
 
 def test_the_model_counts_five_products_and_what_is_added():
