@@ -335,11 +335,11 @@ namespace backward_1_backward_loop_ {
       // Tiles that may have an element with  kv <= q + kv_len - q_len
       const int q_begin = maximum(block.kv_start + p.q_len - p.kv_len, 0);
       const int q_end = p.q_len;
-      const auto set_out = [&](int q_start, int turn) {
+      const auto set_out = [&](int q_start, int turn, int length) {
         const auto Q = buffer<OperandTile<bf16, BLOCK_Q, HEAD_DIM>>(Q_AT, turn);
-        copy_operand<THREADS, HEAD_DIM>(Q, q_start, p.q_len, block.Q, p.Q_q);
+        copy_operand<THREADS, HEAD_DIM>(Q, q_start, length, block.Q, p.Q_q);
         const auto dO = buffer<OperandTile<bf16, BLOCK_Q, V_HEAD_DIM>>(DO_AT, turn);
-        copy_operand<THREADS, V_HEAD_DIM>(dO, q_start, p.q_len, block.dO, p.dO_q);
+        copy_operand<THREADS, V_HEAD_DIM>(dO, q_start, length, block.dO, p.dO_q);
         copy_async_commit();
       };
       const auto read_column = [&](int q_start) {
@@ -362,11 +362,8 @@ namespace backward_1_backward_loop_ {
         const auto dO = buffer<OperandTile<bf16, BLOCK_Q, V_HEAD_DIM>>(DO_AT, turn);
         float s0[ROWS][COLUMNS] = {};  // s0 = sum_d K Q
         multiply(K, Q, s0);
-        Column coming = {};
-        if (next < q_end) {
-          set_out(next, 1 - turn);
-          coming = read_column(next);
-        }
+        set_out(next, 1 - turn, next < q_end ? p.q_len : next);
+        const Column coming = read_column(next);
         float weights0[ROWS][COLUMNS];
         update0<masked.value>(p, block, rows, q_start, row0, lane, s0, weights0, turn);
         float s1[ROWS][COLUMNS] = {};  // s1 = sum_dv V dO
@@ -386,13 +383,14 @@ namespace backward_1_backward_loop_ {
       };
       int q_start = q_begin / BLOCK_Q * BLOCK_Q;
       if (q_start < q_end) {
-        set_out(q_start, turn);
+        set_out(q_start, turn, p.q_len);
         if (threadIdx.x < BLOCK_Q) staged[turn * BLOCK_Q + threadIdx.x] = read_column(q_start);
       }
       while (q_start < q_end) {
         while (q_start < q_end && !is_full(q_start)) q_start = visit(q_start, Known<true>());
         while (q_start < q_end && is_full(q_start)) q_start = visit(q_start, Known<false>());
       }
+      copy_async_wait<0>();  // zeros were still on their way
     }
 
     finish(p, this_block(p, 0), rows, row0, lane);
