@@ -23,7 +23,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Node
 from fagen.plan.plan import GROUP_AXIS
 from fagen.plan.profile import own_tiles, walk_tiles
-from fagen.plan.space import part_shape
+from fagen.plan.space import BARRIER_WORDS, part_shape
 
 _WORD = ("float", "int32")
 """Types of four bytes."""
@@ -39,6 +39,8 @@ class BackwardLoop(ForwardLoop):
     """Of each array of weights that passes through shared memory: its name, and the byte where it lies."""
     sum_groups: int
     """Warps that share the rows of weighted sums, each with some of the features."""
+    barriers_at: str
+    """Where the barriers of the block lie."""
     staged: str
     """Where what is read of columns lies, a tile ahead; empty where each thread reads it itself."""
     levels: tuple[LevelText, ...]
@@ -105,19 +107,17 @@ class BackwardLoop(ForwardLoop):
 
     @property
     def early(self) -> list[str]:
-        """Weights that are summed beside what the next level makes of its products.
-
-        Where they lie in memory that takes a barrier of its own. If warps sum the rows that they weigh, it
-        takes more time than that gains.
-        """
-        if 1 < self.groups == self.sum_groups:
+        """Weights that are summed, from registers, beside what the next level makes of its products."""
+        if self.groups > 1:
             return []
         return [weights for level in self.levels[:-1] for weights in level.weights]
 
     @property
-    def late(self) -> list[str]:
-        """Weights that are summed when all are there."""
-        return [weights for weights in self.walk_text.weights if weights not in self.early]
+    def late(self) -> tuple[list[str], list[str]]:
+        """Weights that are summed when all are there: before a tile's parts of other sums, and after."""
+        late = [weights for weights in self.walk_text.weights if weights not in self.early]
+        after = late[-1:] if self.groups > 1 else []
+        return [weights for weights in late if weights not in after], after
 
     @property
     def held_columns(self) -> bool:
@@ -129,6 +129,12 @@ class BackwardLoop(ForwardLoop):
         arrays = walk.arrays if self.levels else ()
         kept = [f"{array.ctype} (&{array.name})[ROWS][COLUMNS]" for array in arrays]
         return [*super().update_parameters(walk), "int turn", *kept]
+
+    @property
+    def barriers(self) -> list[tuple[str, int]]:
+        """The name of each barrier, and the byte where it lies from the first on."""
+        names = "tile_there", "tile_read", *(f"{weights}_there" for weights, _ in self.passed)
+        return [(name, 4 * BARRIER_WORDS * i) for i, name in enumerate(names)]
 
     def passes(self, weights: str) -> bool:
         """Whether an array of weights passes through shared memory."""
@@ -170,6 +176,7 @@ class _Builder(LoopBuilder):
             **{**members, "walks": (walk,), "constants": self.constants()},
             passed=named,
             sum_groups=sum_groups,
+            barriers_at=self._address("BARRIERS", self.shared["barriers"].address),
             staged=at,
             levels=self.level_texts(walk),
         )

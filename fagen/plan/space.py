@@ -18,6 +18,8 @@ VECTOR = 4
 """fp32 elements of one access."""
 CHUNK = 8
 """16-bit elements of one access."""
+BARRIER_WORDS = 2
+"""Of 32 bits, of a barrier in shared memory."""
 FRAGMENT = 16
 """Rows and columns of the block of operands that a warp loads at once."""
 LOOP_REGISTERS = 12
@@ -156,6 +158,7 @@ def _twofold(place: _Placed, step: Pass, tiles: Tiles) -> None:
     place.add(parts, place.end)
     if step.columns:
         place.add([("columns", 2 * step.columns, tiles.block_walk)], place.end, "fp32")
+    place.add([("barriers", 2 + passed, BARRIER_WORDS)], place.end, "fp32")
 
 
 def groups(tiles: Tiles) -> int:

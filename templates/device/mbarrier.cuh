@@ -1,9 +1,10 @@
-// mbarrier.cuh: barriers in shared memory, on which copies report and threads wait (sm_90).
+// mbarrier.cuh: barriers in shared memory, on which copies report and threads wait: from sm_80 on, with copies on sm_90.
 //
 //   Barrier barrier(address)             8 bytes of the block's shared memory, from a multiple of 8
 //   init(barrier, arrivals)              by one thread: a phase ends after so many arrivals and all announced bytes
 //   publish_barriers()                   by that thread, before the __syncthreads() after which others use them
 //   arrive(barrier)                      orders what this thread has read and written before it
+//   arrive_by_warp(barrier)              the same, by all of a warp, as one arrival
 //   arrive_expecting(barrier, bytes)     the same, and announces bytes that copies will bring
 //   wait(barrier, parity)                until the phase of that parity has ended; the first has parity 0, and the one
 //                                        before it counts as ended. Whoever waits has to wait for every phase.
@@ -40,11 +41,18 @@ __device__ __forceinline__ void init(Barrier barrier, int arrivals) {
 }
 
 __device__ __forceinline__ void publish_barriers() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void arrive(Barrier barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(window_address(barrier.address)) : "memory");
+}
+
+__device__ __forceinline__ void arrive_by_warp(Barrier barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(barrier);
 }
 
 __device__ __forceinline__ void arrive_expecting(Barrier barrier, uint32 bytes) {
@@ -54,12 +62,17 @@ __device__ __forceinline__ void arrive_expecting(Barrier barrier, uint32 bytes) 
       : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+#define WAIT_FOR_PHASE "mbarrier.try_wait.parity.shared::cta.b64"
+#else
+#define WAIT_FOR_PHASE "mbarrier.test_wait.parity.shared::cta.b64"
+#endif
+
 __device__ __forceinline__ void wait(Barrier barrier, uint32 parity) {
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
-      "AGAIN%=:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+      "AGAIN%=:\n" WAIT_FOR_PHASE " ended, [%0], %1;\n"
       "@ended bra ENDED%=;\n"
       "bra AGAIN%=;\n"
       "ENDED%=:\n"
@@ -114,13 +127,11 @@ struct Pipe {
   }
 
   __device__ __forceinline__ void fill_by_warp(Ring<STAGES> at) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(filled(at.stage()));
+    arrive_by_warp(filled(at.stage()));
   }
 
   __device__ __forceinline__ void free_by_warp(Ring<STAGES> at) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) free(at);
+    arrive_by_warp(freed(at.stage()));
   }
 
   __device__ __forceinline__ void pass(Ring<STAGES>& at) const {

@@ -24,6 +24,11 @@ inline void arrive(Barrier barrier, int line = __builtin_LINE()) {
   fagen_barrier_arrive(barrier.address, 0, line);
 }
 
+inline void arrive_by_warp(Barrier barrier, int line = __builtin_LINE()) {
+  __syncwarp(FULL_WARP, line);
+  if (threadIdx.x % 32 == 0) arrive(barrier, line);
+}
+
 inline void arrive_expecting(Barrier barrier, uint32 bytes, int line = __builtin_LINE()) {
   fagen_barrier_arrive(barrier.address, bytes, line);
 }
@@ -77,12 +82,10 @@ struct Pipe {
     return fill(at, bytes, line);
   }
   void fill_by_warp(Ring<STAGES> at, int line = __builtin_LINE()) const {
-    __syncwarp(FULL_WARP, line);
-    if (threadIdx.x % 32 == 0) arrive(filled(at.stage()), line);
+    arrive_by_warp(filled(at.stage()), line);
   }
   void free_by_warp(Ring<STAGES> at, int line = __builtin_LINE()) const {
-    __syncwarp(FULL_WARP, line);
-    if (threadIdx.x % 32 == 0) free(at, line);
+    arrive_by_warp(freed(at.stage()), line);
   }
   void pass(Ring<STAGES>& at, int line = __builtin_LINE()) const {
     free_by_warp(at, line);
