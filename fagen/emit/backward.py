@@ -170,13 +170,14 @@ class _Builder(LoopBuilder):
         room = self.shared["columns"].rows // 2 if "columns" in self.shared else 0
         staged = 0 < len(columns) <= room and all(ctype in _WORD for ctype in columns)
         at = self._address("COLUMNS", self.shared["columns"].address) if staged else ""
+        barriers = self._address("BARRIERS", self.shared["barriers"].address)
         sum_groups = self.sum_groups() if loop.groups > 1 else 1
         members = {each.name: getattr(loop, each.name) for each in fields(ForwardLoop)}
         return BackwardLoop(
             **{**members, "walks": (walk,), "constants": self.constants()},
             passed=named,
             sum_groups=sum_groups,
-            barriers_at=self._address("BARRIERS", self.shared["barriers"].address),
+            barriers_at=barriers,
             staged=at,
             levels=self.level_texts(walk),
         )
