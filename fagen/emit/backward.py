@@ -23,7 +23,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Node
 from fagen.plan.plan import GROUP_AXIS
 from fagen.plan.profile import own_tiles, walk_tiles
-from fagen.plan.space import BARRIER_WORDS, part_shape
+from fagen.plan.space import BARRIER_WORDS, CHUNK, part_shape
 
 _WORD = ("float", "int32")
 """Types of four bytes."""
@@ -181,6 +181,10 @@ class _Builder(LoopBuilder):
             staged=at,
             levels=self.level_texts(walk),
         )
+
+    @property
+    def many_features(self) -> int:
+        return CHUNK
 
     def one_loop(self, begins: bool) -> bool:
         return begins or self.kernel.block_walk > USUAL_COLUMNS

@@ -635,6 +635,11 @@ class LoopBuilder:
         rows = kernel.block_own // kernel.rows
         return features > scores and rows * (features + scores + BESIDE) >= MANY_REGISTERS
 
+    @property
+    def many_features(self) -> int:
+        """From how many of a thread on lanes exchange results before they store them."""
+        return MANY_FEATURES
+
     def one_loop(self, begins: bool) -> bool:
         """Whether full and partial tiles have one loop, which asks what a tile is; ``begins``: rows need not
         begin at the first column."""
@@ -815,7 +820,7 @@ class LoopBuilder:
                 dense = all(tensor.dense and tensor.layout[-1] == axis for _, tensor in group)
                 in_pairs = vector == 2 and size % 2 == 0 and dense
                 halves = all(STORAGE_BYTES[tensor.storage] == 2 for _, tensor in group)
-                whole = size % 8 == 0 and count % 8 == 0 and count >= MANY_FEATURES
+                whole = size % 8 == 0 and count % 8 == 0 and count >= self.many_features
                 in_eights = in_pairs and halves and whole and self.kernel.tiling == "fragments"
                 by_feature.append(
                     StoresText(
@@ -826,7 +831,7 @@ class LoopBuilder:
                         split.at(place),
                         stores,
                         in_pairs,
-                        in_eights and self.kernel.columns == 4,
+                        in_eights,
                     )
                 )
         return statements, by_row, tuple(by_feature)

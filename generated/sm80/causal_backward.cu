@@ -39,6 +39,7 @@
 #include "tiles.cuh"
 #include "types.cuh"
 #include "warp.cuh"
+#include "mbarrier.cuh"
 #include "mma.cuh"
 #include "operands.cuh"
 
@@ -117,7 +118,7 @@ namespace backward_1_backward_loop_ {
   constexpr int PART0_ROWS = 4, PART0_FEATURES = 8, PART0_WARPS = 2;
   // where tiles lie in shared memory, in bytes
   constexpr uint32 K_AT = 0, Q_AT = 16384, V_AT = 8192, DO_AT = 24576, WEIGHTS1_AT = 32768,
-      COLUMNS_AT = 37888;
+      COLUMNS_AT = 37888, BARRIERS_AT = 38400;
 
   // Where a block works, and what is the same for all of it.
   struct Block {
@@ -296,22 +297,21 @@ namespace backward_1_backward_loop_ {
       const int kv = block.kv_start + row0 + 8 * r;
       row.inside = kv < p.kv_len;  // one past the end repeats the last row and is not stored
       row.kv = minimum(kv, p.kv_len - 1);
-      if (!row.inside) continue;
-      UNROLL for (int first = 0; first < FEATURES_D; first += 2) {
-        float dK_pair[2];
-        UNROLL for (int f = first; f < first + 2; ++f) {
-          dK_pair[f % 2] = row.acc0[f] * SCALE;
+      UNROLL for (int first = 0; first < FEATURES_D; first += 8) {
+        float dK_eight[8];
+        UNROLL for (int f = first; f < first + 8; ++f) {
+          dK_eight[f % 8] = row.acc0[f] * SCALE;
         }
-        const int d = first / 2 * 8 + lane * 2 + first % 2;
-        if (d < HEAD_DIM) store_pair(&block.dK[row.kv * p.dK_kv + d], dK_pair);
+        const int d = (first / 2 + lane) * 8;
+        store_eight(&block.dK[row.kv * p.dK_kv + d], dK_eight, row.inside && d < HEAD_DIM);
       }
-      UNROLL for (int first = 0; first < FEATURES_DV; first += 2) {
-        float dV_pair[2];
-        UNROLL for (int f = first; f < first + 2; ++f) {
-          dV_pair[f % 2] = row.acc1[f];
+      UNROLL for (int first = 0; first < FEATURES_DV; first += 8) {
+        float dV_eight[8];
+        UNROLL for (int f = first; f < first + 8; ++f) {
+          dV_eight[f % 8] = row.acc1[f];
         }
-        const int dv = first / 2 * 8 + lane * 2 + first % 2;
-        if (dv < V_HEAD_DIM) store_pair(&block.dV[row.kv * p.dV_kv + dv], dV_pair);
+        const int dv = (first / 2 + lane) * 8;
+        store_eight(&block.dV[row.kv * p.dV_kv + dv], dV_eight, row.inside && dv < V_HEAD_DIM);
       }
     }
   }
@@ -328,6 +328,16 @@ namespace backward_1_backward_loop_ {
     copy_operand<THREADS, V_HEAD_DIM>(V, block.kv_start, p.kv_len, block.V, p.V_kv);
     const OperandTile<bf16, BLOCK_KV, BLOCK_Q> weights1_tile(WEIGHTS1_AT);
     const Shared<Column, 2 * BLOCK_Q> staged(COLUMNS_AT);
+    // on which warps report: the next tile is there, this one is read, its weights are there
+    const Barrier tile_there(BARRIERS_AT);
+    const Barrier tile_read(BARRIERS_AT + 8);
+    const Barrier weights1_there(BARRIERS_AT + 16);
+    if (threadIdx.x == 0) {
+      init(tile_there, THREADS / 32);
+      init(tile_read, THREADS / 32);
+      init(weights1_there, THREADS / 32);
+      publish_barriers();
+    }
     int turn = 0;  // of the two buffers, that of this tile
     for (int g = 0; g < p.group; ++g) {
       block = this_block(p, g);
@@ -356,12 +366,12 @@ namespace backward_1_backward_loop_ {
       };
       const auto visit = [&](int q_start, auto masked) {
         const int next = q_start + BLOCK_Q;
-        copy_async_wait<0>();
-        __syncthreads();  // Q and dO are there, and all have read the tile before
+        wait(tile_there, 1 - turn);  // Q and dO are there
         const auto Q = buffer<OperandTile<bf16, BLOCK_Q, HEAD_DIM>>(Q_AT, turn);
         const auto dO = buffer<OperandTile<bf16, BLOCK_Q, V_HEAD_DIM>>(DO_AT, turn);
         float s0[ROWS][COLUMNS] = {};  // s0 = sum_d K Q
         multiply(K, Q, s0);
+        wait(tile_read, 1 - turn);  // all have read the tile before
         set_out(next, 1 - turn, next < q_end ? p.q_len : next);
         const Column coming = read_column(next);
         float weights0[ROWS][COLUMNS];
@@ -372,25 +382,30 @@ namespace backward_1_backward_loop_ {
         float weights1[ROWS][COLUMNS];
         update1(lane, s1, weights0, weights1, turn);
         pass_weights(weights1, weights1_tile, row0, lane);
+        arrive_by_warp(weights1_there);
         add_to_acc0(weights1, Q, rows);
-        __syncthreads();  // the weights are there
+        wait(weights1_there, turn);
         float part0[PART0_ROWS][PART0_FEATURES] = {};
         multiply_part0(weights1_tile, K, part0);
+        copy_async_wait<0>();  // of the next tile, what this thread copies
+        if (threadIdx.x < BLOCK_Q) staged[(1 - turn) * BLOCK_Q + threadIdx.x] = coming;
+        arrive_by_warp(tile_there);
         UNROLL for (int r = 0; r < PART0_ROWS; r += 2) add_part0<masked.value>(block, p, part0, r, q_start);
+        arrive_by_warp(tile_read);
         turn = 1 - turn;
-        if (threadIdx.x < BLOCK_Q) staged[turn * BLOCK_Q + threadIdx.x] = coming;
         return next;
       };
       int q_start = q_begin / BLOCK_Q * BLOCK_Q;
       if (q_start < q_end) {
         set_out(q_start, turn, p.q_len);
         if (threadIdx.x < BLOCK_Q) staged[turn * BLOCK_Q + threadIdx.x] = read_column(q_start);
+        copy_async_wait<0>();
+        __syncthreads();  // Q and dO are there
       }
       while (q_start < q_end) {
         while (q_start < q_end && !is_full(q_start)) q_start = visit(q_start, Known<true>());
         while (q_start < q_end && is_full(q_start)) q_start = visit(q_start, Known<false>());
       }
-      copy_async_wait<0>();  // zeros were still on their way
     }
 
     finish(p, this_block(p, 0), rows, row0, lane);
