@@ -62,17 +62,19 @@ __device__ __forceinline__ void arrive_expecting(Barrier barrier, uint32 bytes) 
       : "memory");
 }
 
+// From sm_90 on the instruction may suspend the thread meanwhile.
 #if __CUDA_ARCH__ >= 900
-#define WAIT_FOR_PHASE "mbarrier.try_wait.parity.shared::cta.b64"
+#define HAS_ENDED "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;"
 #else
-#define WAIT_FOR_PHASE "mbarrier.test_wait.parity.shared::cta.b64"
+#define HAS_ENDED "mbarrier.test_wait.parity.shared::cta.b64 ended, [%0], %1;"
 #endif
 
 __device__ __forceinline__ void wait(Barrier barrier, uint32 parity) {
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
-      "AGAIN%=:\n" WAIT_FOR_PHASE " ended, [%0], %1;\n"
+      "AGAIN%=:\n" HAS_ENDED
+      "\n"
       "@ended bra ENDED%=;\n"
       "bra AGAIN%=;\n"
       "ENDED%=:\n"
@@ -126,13 +128,9 @@ struct Pipe {
     return fill(at, bytes);
   }
 
-  __device__ __forceinline__ void fill_by_warp(Ring<STAGES> at) const {
-    arrive_by_warp(filled(at.stage()));
-  }
+  __device__ __forceinline__ void fill_by_warp(Ring<STAGES> at) const { arrive_by_warp(filled(at.stage())); }
 
-  __device__ __forceinline__ void free_by_warp(Ring<STAGES> at) const {
-    arrive_by_warp(freed(at.stage()));
-  }
+  __device__ __forceinline__ void free_by_warp(Ring<STAGES> at) const { arrive_by_warp(freed(at.stage())); }
 
   __device__ __forceinline__ void pass(Ring<STAGES>& at) const {
     free_by_warp(at);

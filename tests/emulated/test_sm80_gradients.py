@@ -1,5 +1,6 @@
 """All gradients by one kernel on tensor cores, with the tiles a GPU has it with."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ import fagen as fg
 from fagen.calls.dispatch import compute
 from fagen.calls.prepared import emulation
 from fagen.compile import Compiled, backward_of, problem_of
+from fagen.errors import EmulatorFinding
 from fagen.ir.reference import compare, eager, evaluate
 from fagen.lang.attention import attention
 from fagen.lang.program import Options
+from fagen.plan import tiling
+from fagen.plan.space import Tiles
 from fagen.run.emulate import SCHEDULES
 
 pytestmark = pytest.mark.cxx
@@ -56,6 +60,23 @@ def test_gradients_by_the_tiles_of_a_gpu(head_dim, group, q_len, kv_len, checker
     exact, rough = evaluate(graph, given), eager(graph, given, dtype=torch.bfloat16)
     for output, mine, ref, quick in zip(graph.outputs, found, exact, rough, strict=True):
         compare(mine, ref, quick.double(), gradient=True).require(output.name)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_each_wait_for_other_warps_is_needed(monkeypatch, number):
+    """For a tile's copies, for the tile before to be read, and for each array of weights: else there is a race."""
+    small = Tiles("fragments", 32, 32, 16, 0, 16, 8)  # four warps, of which two share rows
+    monkeypatch.setattr(tiling, "_twofold", lambda counts: [small])
+    kernel, given, graph = made(16, 1, 1, 130, 40)
+    candidate = kernel.candidate(0)
+    waits = list(re.finditer(r"(?m)^ *wait\(.*\n", candidate.emitted.text))
+    assert len(waits) == 4
+    text = candidate.emitted.text.replace(waits[number][0], "")
+    kernel._candidates[0] = replace(candidate, emitted=replace(candidate.emitted, text=text))
+    with pytest.raises(EmulatorFinding, match="data race"):
+        for schedule in SCHEDULES:
+            with emulation(checker="race", schedule=schedule):
+                compute(graph, given, Options(family="sm80"), kernel)
 
 
 def test_a_fixed_order_gives_the_same_bits():
