@@ -158,7 +158,7 @@ def _twofold(place: _Placed, step: Pass, tiles: Tiles) -> None:
     place.add(parts, place.end)
     if step.columns:
         place.add([("columns", 2 * step.columns, tiles.block_walk)], place.end, "fp32")
-    place.add([("barriers", 2 + passed, BARRIER_WORDS)], place.end, "fp32")
+    place.add([("barriers", 1, round_up((2 + passed) * BARRIER_WORDS, VECTOR))], place.end, "fp32")
 
 
 def groups(tiles: Tiles) -> int:
