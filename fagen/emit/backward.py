@@ -79,6 +79,11 @@ class BackwardLoop(ForwardLoop):
         return "ROWS" if self.sum_groups == self.groups else "SUM_ROWS"
 
     @property
+    def rows_at_once(self) -> bool:
+        """Always: products and sums read the same tiles."""
+        return True
+
+    @property
     def walk_text(self) -> WalkText:
         """Its one walk."""
         return self.walks[0]

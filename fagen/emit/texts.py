@@ -551,6 +551,11 @@ class ForwardLoop:
         return []
 
     @property
+    def rows_at_once(self) -> bool:
+        """Whether where a warp's rows begin is computed once for a tile, which is read in many places."""
+        return False
+
+    @property
     def quads(self) -> bool:
         """Whether lanes exchange results before they store them."""
         return bool(self.feature_outputs) and all(outputs.eights for outputs in self.feature_outputs)
