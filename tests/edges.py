@@ -176,6 +176,17 @@ def test_whole_numbers_of_tables_have_64_bits(device: str, is_sorted: bool) -> N
     attend(given, mask=mask)
 
 
+@pytest.mark.parametrize("falls", [True, False], ids=["falls", "rises"])
+def test_a_place_in_a_table_is_the_nearest_wherever_a_distance_lies(device: str, falls: bool) -> None:
+    given = tensors(device, q_len=20, kv_len=37)
+    distance = fg.q - fg.kv if falls else fg.kv - fg.q
+    for size in (1, 6, 200):
+        table = torch.randn(size, 2, device=device).T  # neighbours of a head lie apart
+        for by in (-(2**31), -40, -3, 0, 25, 2**31 - 1):
+            bias, moved = fg.capture(table, "h distance"), fg.scalar(by)
+            attend(given, score=lambda s, bias=bias, moved=moved: s + bias[fg.h, distance + moved])
+
+
 # ------------------------------------------------------------------- 1. fp32 inside, -inf and only -inf masks
 
 

@@ -85,6 +85,16 @@ _SMALL = 64.0
 
 
 @dataclass(frozen=True)
+class FromRow:
+    """A position along an axis of a table: where a row starts, and how many positions from there, up or down."""
+
+    start: Code
+    steps: Code
+    """At least 0."""
+    falls: bool
+
+
+@dataclass(frozen=True)
 class Served:
     """The elements of a thread that one call of the random generator serves."""
 
@@ -216,10 +226,7 @@ class Lowering:
         if isinstance(node, Input):
             return self.read(node, [self.position(axis) for axis in node.layout])
         if isinstance(node, Load):
-            return self.read(
-                node.table,
-                [self._clamped(node, i) for i in range(len(node.indices))],
-            )
+            return self.read(node.table, [self._clamped(node, i) for i in range(len(node.indices))])
         if isinstance(node, Random):
             return self._random(node)
         raise AssertionError(f"{node!r} has no value at this point")
@@ -249,7 +256,7 @@ class Lowering:
         """The element of ``tensor`` that ``node`` adds to at the current positions."""
         return self.element(tensor, [self._clamped(node, i) for i in range(len(node.indices))])
 
-    def _clamped(self, node: Load | Scatter, i: int) -> Code:
+    def _clamped(self, node: Load | Scatter, i: int) -> Code | FromRow:
         """Index number ``i`` of a gather, brought into the table."""
         index, axis = node.indices[i], node.table.layout[i]
         if index is ir.index(axis):
@@ -258,30 +265,71 @@ class Lowering:
             return self(index)
         extent = self._shared.names.tensor(node.table).extents[i]
         size = self._codes.leaf(extent, "int32")
-        return self._codes.call("clamp_index", (self(index), size), "int32", 3)
+        return self._from_row(index, size) or self._codes.call("clamp_index", (self(index), size), "int32", 3)
 
-    def read(self, table: Input, positions: Sequence[Code]) -> Code:
+    def _from_row(self, index: Node, size: Code) -> FromRow | None:
+        """The same of a sum that needs 64 bits and has one position along columns, else known to a row.
+
+        That position is brought between the first and the last that are there and at which the sum is in the
+        table. A row knows these two, too, and 32 bits are left to an element.
+        """
+        if self(index).ctype != "int64":
+            return None
+        terms, constant = linear(index)
+        along = [term for term in terms if self(term).place.column]
+        if len(along) != 1 or not isinstance(along[0], Index) or abs(terms[along[0]]) != 1:
+            return None
+        (position,) = along
+        falls, column = terms.pop(position) < 0, self(position)
+        if column.place.row:
+            return None
+        codes, length = self._codes, self._shared.length(position.axis)
+        rest = codes.cast(self(from_linear(terms, constant)), "int64")
+        if falls:
+            first = codes.make("{} - ({} - 1)", (rest, size), "int64", SUM, (SUM, SUM), 2)
+            last = rest
+        else:
+            first = codes.make("-{}", (rest,), "int64", UNARY, UNARY)
+            last = codes.make("{} - 1 - {}", (size, rest), "int64", SUM, (SUM, PRODUCT), 2)
+        low, high = (
+            codes.call("clamp_index", (end, length), "int32", 3, hint=f"{position.axis}_{name}")
+            for end, name in ((first, "low"), (last, "high"))
+        )
+        sign, opposite = ("-", "+") if falls else ("+", "-")
+        start = codes.call("clamp_index", (codes.infix(sign, rest, low, "int64", SUM), size), "int32", 3)
+        start = codes.infix(opposite, codes.cast(start, "int64"), low, "int64", SUM)
+        return FromRow(start, codes.call("between", (column, low, high), "int32", 2), falls)
+
+    def read(self, table: Input, positions: Sequence[Code | FromRow]) -> Code:
         """The value of a table at ``positions``."""
         tensor = self._shared.names.tensor(table)
         form, ctype = _AS_VALUE[tensor.storage]
         return self.element(tensor, positions, form, ctype)
 
-    def element(self, tensor: Tensor, positions: Iterable[Code], form: str = "{}", ctype: CType = "") -> Code:
+    def element(
+        self, tensor: Tensor, positions: Iterable[Code | FromRow], form: str = "{}", ctype: CType = ""
+    ) -> Code:
         """The element of a tensor at ``positions``, one for each axis of its memory, as ``form`` has it.
 
         The parts of its address that are known once a block and once a row become pointers, which leave inner
         loops.
         """
-        every = [
-            (position, self._codes.leaf(stride, "int64"))
-            for position, stride in zip(positions, tensor.strides, strict=True)
-        ]
+        every: list[tuple[Code, Code]] = []
+        further: list[tuple[Code, Code]] = []
+        for position, name in zip(positions, tensor.strides, strict=True):
+            stride = self._codes.leaf(name, "int64")
+            if isinstance(position, FromRow):
+                way = self._codes.make("-{}", (stride,), "int64", UNARY, UNARY) if position.falls else stride
+                further.append((position.steps, way))
+                position = position.start
+            every.append((position, stride))
         piece = self._piece(tensor, every)
         steps = [
             step
             for i, step in enumerate(every)
             if step[0].form != "0" and not (piece and tensor.tiles[i] > 1)
         ]
+        steps += further
         pointer = self._codes.leaf(tensor.pointer, tensor.ctype)
         whole = piece.place if piece else BLOCK
         for position, _ in steps:
@@ -299,6 +347,11 @@ class Lowering:
                     2 * len(outer),
                     hint=tensor.name,
                 )
+        if len(further) == 1 and steps == further:
+            text = form.format("element_at({}, {}, {})")
+            return self._codes.make(
+                text, (pointer, *further[0]), ctype or tensor.storage, ATOM, 0, LOAD, hint=tensor.name
+            )
         subscript = " + ".join(["{} * {}"] * len(steps) + ["{}"] * (piece is not None)) or "0"
         args = [code for step in steps for code in step]
         if tensor.dense and args and args[-1].form == tensor.strides[-1]:

@@ -10,6 +10,9 @@
 //                         may then lie; NaN for another
 //   absolute(x)           of an int32 or int64
 //   clamp_index(i, size)  the position in a table of `size` elements nearest to i
+//   between(i, low, high) the position from low to high nearest to i
+//   element_at(table, i, stride)
+//                         table[i * stride] for i >= 0, whose address takes two instructions
 //   skipped()             stands in a tile of weights for a term that is no part of the sum: a NaN of its own,
 //   is_skipped(w)         which arithmetic does not make
 #pragma once
@@ -58,6 +61,18 @@ __device__ __forceinline__ Integer absolute(Integer x) {
 template <class Index>
 __device__ __forceinline__ int32 clamp_index(Index i, int32 size) {
   return static_cast<int32>(maximum(minimum(i, static_cast<Index>(size - 1)), static_cast<Index>(0)));
+}
+
+__device__ __forceinline__ int32 between(int32 i, int32 low, int32 high) {
+  return maximum(minimum(i, high), low);
+}
+
+template <class T>
+__device__ __forceinline__ T& element_at(T* table, int32 i, int64 stride) {
+  uint64 bytes = static_cast<uint64>(stride) * sizeof(T);  // modulo 2^64: a stride may be negative
+  asm("" : "+l"(bytes));  // not turned into a shift of each product
+  const uint64 offset = static_cast<uint32>(i) * bytes;
+  return const_cast<T&>(*reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + offset));
 }
 
 __device__ __forceinline__ float skipped() {
