@@ -86,7 +86,7 @@ _SMALL = 64.0
 
 @dataclass(frozen=True)
 class FromRow:
-    """A position along an axis of a table: where a row starts, and how many positions from there, up or down."""
+    """A position along an axis of a table: where a row starts, and how far from there it is, up or down."""
 
     start: Code
     steps: Code
@@ -277,9 +277,9 @@ class Lowering:
             return None
         terms, constant = linear(index)
         along = [term for term in terms if self(term).place.column]
-        if len(along) != 1 or not isinstance(along[0], Index) or abs(terms[along[0]]) != 1:
+        position = along[0] if len(along) == 1 else None
+        if not isinstance(position, Index) or abs(terms[position]) != 1:
             return None
-        (position,) = along
         falls, column = terms.pop(position) < 0, self(position)
         if column.place.row:
             return None

@@ -69,8 +69,9 @@ __device__ __forceinline__ int32 between(int32 i, int32 low, int32 high) {
 
 template <class T>
 __device__ __forceinline__ T& element_at(T* table, int32 i, int64 stride) {
-  uint64 bytes = static_cast<uint64>(stride) * sizeof(T);  // modulo 2^64: a stride may be negative
-  asm("" : "+l"(bytes));  // not turned into a shift of each product
+  // Modulo 2^64, since a stride may be negative; opaque, or it would become a shift of each product.
+  uint64 bytes = static_cast<uint64>(stride) * sizeof(T);
+  asm("" : "+l"(bytes));
   const uint64 offset = static_cast<uint32>(i) * bytes;
   return const_cast<T&>(*reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + offset));
 }
