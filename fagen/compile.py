@@ -45,7 +45,8 @@ MOST_CANDIDATES = 8
 
 FEW_SPILLED_BYTES = 512
 """Stored and loaded by the whole text of a function: a few registers kept in memory across a loop on tensor
-cores, which takes less time than the smaller tiles that need none."""
+cores, which takes less time than the smaller tiles that need none. On an H200, programs with 12, 34, 36 and
+112 such bytes are 19, 1, 6 and 3 % faster than with the next tiles without, one with 272 is 2 % slower."""
 
 _SHORT = 8
 

@@ -70,7 +70,7 @@ WARPGROUP_TILE_CYCLES = 300
 """From tile to tile: products begin and end, and what they wait for is passed on."""
 WARPGROUP_SLOTS = 90
 """Instructions of a consumer's thread for a tile beside its elements."""
-WORK_CYCLES = {1: 3000, 2: 2000}
+WORK_CYCLES = {1: 3500, 2: 2000}
 """To begin and end a work, by the number of buffers of its rows: with two the next ones are on their way."""
 WARPGROUP_RESCALED = 0.1
 """Of the tiles, those that rescale what was summed: a maximum may lag behind."""

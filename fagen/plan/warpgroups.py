@@ -282,7 +282,7 @@ def registers(
     elif values:
         held += values * columns // 4 + _VALUE_REGISTERS + columns // 8
     if read and not least:
-        held += _READ_REGISTERS + columns // 8
+        held += _READ_REGISTERS + columns // 6
     return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
 
 
