@@ -45,8 +45,10 @@ _USUAL_TILE = 64 * _USUAL_DEPTH
 _USUAL_RESIDENT = 2
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
-_LONG_WALK = 768
-"""Positions whose time, in one walk, pays for a second kernel and for what lies in memory between the two."""
+_LONG_WALK, _VERY_LONG_WALK = 512, 16_384
+"""Positions from which on a few walks are worth being made in parts, and so many as fill the machine."""
+_MERGED = 32
+"""Positions that take as long, in one walk, as it takes to merge the parts of each."""
 _REPRESENTATIVE = {
     "few": (8, 8),
     "long": (16_384, 2),
@@ -97,10 +99,14 @@ def length_classes(
 def _pays_in_parts(works: int, length: int, arch: Arch) -> bool:
     """Whether so many walks of a length are worth being made in parts.
 
-    One block reads at about twice a multiprocessor's share of what memory gives, so that a part of it,
-    ``1 - 2 works / multiprocessors``, is left; in parts, walks take that much less time.
+    One block reads at about twice a multiprocessor's share of what memory gives: of few walks, the part
+    ``1 - 2 works / multiprocessors`` of the time is saved, which has to pay for a second kernel. More of them
+    share memory as well as their parts do, but where they are very long: the last leave others idle for long.
     """
-    return length * (arch.multiprocessors - 2 * works) >= _LONG_WALK * arch.multiprocessors
+    if length >= _VERY_LONG_WALK:
+        return 2 * works <= 3 * arch.multiprocessors
+    saved = length * (1 - 2 * works / arch.multiprocessors)
+    return length >= _LONG_WALK and saved >= _MERGED * works
 
 
 def _masked(graph: Graph) -> bool:
