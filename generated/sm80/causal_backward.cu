@@ -328,7 +328,7 @@ namespace backward_1_backward_loop_ {
     copy_operand<THREADS, V_HEAD_DIM>(V, block.kv_start, p.kv_len, block.V, p.V_kv);
     const OperandTile<bf16, BLOCK_KV, BLOCK_Q> weights1_tile(WEIGHTS1_AT);
     const Shared<Column, 2 * BLOCK_Q> staged(COLUMNS_AT);
-    // on which warps report: the next tile is there, this one is read, its weights are there
+    // a phase each tile, of parity turn: the next tile is there, this one is read, its weights are there
     const Barrier tile_there(BARRIERS_AT);
     const Barrier tile_read(BARRIERS_AT + 8);
     const Barrier weights1_there(BARRIERS_AT + 16);
