@@ -450,16 +450,16 @@ def _built_runtime(compiler: Cxx, checker: Checker) -> _Runtime:
     }
 
     def produce(folder: Path) -> dict[str, Any]:
-        paths = [str(_headers() / each) for each in sources]
+        # As one file: most of the time goes into the C++ library, and into its functions each file has.
+        (folder / "all.cpp").write_text("".join(f'#include "{each}"\n' for each in sources), encoding="utf-8")
+        whole = [*flags, f"-I{_headers()}", "all.cpp"]
         if not sanitizer:
             # A kernel finds the scheduler it was linked with by this name, wherever a cache may lie.
             soname = f"libfagen-emulator-{cache_key(parts)[:16]}.so"
-            _compile(compiler, folder, [*flags, "-shared", *paths, "-o", _RUNTIME, f"-Wl,-soname,{soname}"])
+            _compile(compiler, folder, [*whole, "-shared", "-o", _RUNTIME, f"-Wl,-soname,{soname}"])
         else:
-            for path in paths:
-                _compile(compiler, folder, [*flags, "-c", path, "-o", Path(path).stem + ".o"])
-            objects = [Path(path).stem + ".o" for path in paths]
-            link = [f"-fsanitize={sanitizer}", "-pthread", "-rdynamic", *objects, "-o", _RUNTIME, "-ldl"]
+            _compile(compiler, folder, [*whole, "-c", "-o", "all.o"])
+            link = [f"-fsanitize={sanitizer}", "-pthread", "-rdynamic", "all.o", "-o", _RUNTIME, "-ldl"]
             _compile(compiler, folder, link)
         (folder / "empty.cpp").write_text("", encoding="utf-8")
         known = []
