@@ -8,6 +8,7 @@ state, and, where another state waits for it, joins that with the other threads 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
@@ -44,6 +45,7 @@ from fagen.emit.texts import (
     PartText,
     Phase,
     ProductText,
+    ScoreText,
     StateText,
     StoresText,
     StoreText,
@@ -316,6 +318,7 @@ class LoopBuilder:
         """The texts of one pass along the walk axis."""
         several = len(self.stage.walks) > 1
         scope, codes = self.scope, self.scope.codes
+        walk, scored = self.scored(walk)
         levels, states = self.levels(walk), self.sums_of(walk)
         self.magnitudes.enter(walk)
         leaves = self.thread_leaves()
@@ -366,6 +369,7 @@ class LoopBuilder:
             at = ELEMENT if apart else ROW  # an end is not kept for elements whose values are
             guard_split = scope.split([(code, at) for code in tests], self.again)
             self.column += guard_split.at(COLUMN)
+        score = self.score(walk, scored, lower) if scored is not None else None
         splits = self.splits(roots, max(levels.values(), default=0))
         every = list(dict.fromkeys(splits))
         self.column += [statement for split in every for statement in split.at(COLUMN)]
@@ -421,6 +425,7 @@ class LoopBuilder:
         places = [self.place(each, loop, lower, guard_split) for each in sought] if guard_split else []
         of_mask = self.known_late(guard_split, places) if guard_split and apart else []
         row += [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else ()
+        row += [each for each in score.early if each not in row] if score else ()
         stores, more = self.stores(walk, leaves)
         row += more
         views = tuple(
@@ -436,6 +441,7 @@ class LoopBuilder:
             guard=guard_text(splits[0]),
             guard_comment=scope.shown(walk.guard),
             masked=self.masked_text(masked, lower, splits[0]),
+            score=score,
             apart=apart,
             mask=guard_split.at(ELEMENT) if guard_split else (),
             bounds=(_extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)),
@@ -459,6 +465,34 @@ class LoopBuilder:
         for state in walk.states:
             self.finished[state.symbol] = self.held(state)
         return text
+
+    def scored(self, walk: Walk) -> tuple[Walk, Node | None]:
+        """``walk`` with its product standing for the value whose maximum it takes, and that value; None where
+        that is the product itself, or more than the value is made of it.
+
+        The value takes the place of the product before a tile is masked and weighed: both are then as short as
+        where nothing is made of products, and the value is kept nowhere else.
+        """
+        maxima = [state for state in walk.states if state.op == "max"]
+        if not self.bits or len(self.stage.walks) > 1 or len(walk.products) != 1 or len(maxima) != 1:
+            return walk, None
+        product, value = walk.products[0].symbol, maxima[0].value
+        mark = Symbol("score", value.axes, "float")
+        rests = [ir.substitute(state.value, {value: mark}) for state in walk.states]
+        if walk.stores or value is product or any(ir.depends(rest, [product]) for rest in rests):
+            return walk, None
+        states = (replace(s, value=ir.substitute(s.value, {value: product})) for s in walk.states)
+        return replace(walk, states=tuple(states)), value
+
+    def score(self, walk: Walk, value: Node, lower: Lowering) -> ScoreText:
+        """What makes ``value`` of a product, in its place."""
+        code, name = lower(value), walk.products[0].symbol.name
+        split = self.scope.split([(code, ELEMENT)])
+        self.column += split.at(COLUMN)
+        late = self.known_late(split, ())
+        early = [statement for statement in split.at(ROW) if statement not in late]
+        equation = f"{name} = {self.scope.shown(value)}"
+        return ScoreText(name, split.text(code), equation, split.at(ELEMENT), late, early)
 
     def splits(self, roots: Sequence[tuple[Code, Place]], last: int) -> Sequence[Split]:
         """The statements for what each phase up to the ``last`` needs."""

@@ -147,6 +147,20 @@ class LevelText:
 
 
 @dataclass(frozen=True)
+class ScoreText:
+    """``product[r][c] = value``: what is made of a product before it is masked and weighed."""
+
+    product: str
+    value: str
+    equation: str
+    element: Sequence[Statement]
+    late: Sequence[Statement]
+    """Row values that are computed beside it."""
+    early: Sequence[Statement]
+    """Row values that are computed before the walk."""
+
+
+@dataclass(frozen=True)
 class LaggingText:
     """How a tile is weighed from a maximum that stays what it is, as long as it is not exceeded by too much.
 
@@ -254,6 +268,8 @@ class WalkText:
     masked: str | None
     """What is -inf at an element that does not count, and then leaves every state as it is; None where each
     state is asked."""
+    score: ScoreText | None
+    """What is made of products first; None: nothing."""
     apart: bool
     """Whether a function of its own masks the products of a tile before it is weighed."""
     mask: Sequence[Statement]
@@ -629,6 +645,11 @@ class ForwardLoop:
         """All that stands in the loop over columns of a mask."""
         tested = walk.beyond if walk.bounds[1] else walk.test
         return "\n".join([*(statement.text for statement in walk.mask), tested])
+
+    @staticmethod
+    def text_of_score(score: ScoreText) -> str:
+        """All that stands in the loop over columns that makes values of products."""
+        return "\n".join([*(statement.text for statement in score.element), score.value])
 
     @staticmethod
     def text_of_stores(stores: StoresText) -> str:

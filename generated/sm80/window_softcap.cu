@@ -52,14 +52,9 @@ struct Block {
 
 // What a thread knows of one of its rows.
 struct Row {
-  int q;
+  int q, n0, n1;
   bool inside;
   float m = -INFINITY, l = 0.0f, acc[FEATURES] = {};
-};
-
-// What a thread reads of one of its columns of a tile.
-struct Column {
-  int n0;
 };
 
 // Where this block works. As many heads as the L2 cache holds come together, of these the last rows first:
@@ -101,35 +96,54 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
   }
 }
 
-// m = max(m, max_kv tanh(0.03333333333333333 * s * rsqrt(head_dim)))
-// l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (tanh(0.03333333333333333 * s * rsqrt(head_dim)) - m))
-// acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (tanh(0.03333333333333333 * s *
-//     rsqrt(head_dim)) - m)) * V
-template <bool MASKED>
-__device__ __forceinline__ void update(const Params& p, Row (&rows)[ROWS], const Column (&columns)[COLUMNS],
-    int kv_start, int lane, float (&s)[ROWS][COLUMNS], float (&weights)[ROWS][COLUMNS]) {
+// s = tanh(0.03333333333333333 * s * rsqrt(head_dim))
+__device__ __forceinline__ void score(float (&s)[ROWS][COLUMNS]) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    UNROLL for (int c = 0; c < COLUMNS; ++c) {
+      s[r][c] = tanh_approx(s[r][c] * (SCALE * 0.033333335f));
+    }
+  }
+}
+
+// q <= kv + q_len - kv_len + 1024 and kv <= q + kv_len - q_len
+// What that asks of a row is computed here: nothing of it is kept in registers meanwhile.
+__device__ __forceinline__ void mask(const Params& p, const Block& block, Row (&rows)[ROWS], int kv_start,
+    int row0, int lane, float (&s)[ROWS][COLUMNS]) {
+  row0 = again(row0);
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    float x0[COLUMNS];
-    const float m_old = row.m;
+    const int q = block.q_start + row0 + 8 * r;
+    row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
+    row.q = minimum(q, p.q_len - 1);
+    row.n0 = row.q + p.kv_len - p.q_len - 1024;
+    row.n1 = row.q + p.kv_len - p.q_len + 1;
+    const int first = kv_start + lane * 2;
+    // column c: bit c
+    const auto counts =
+        columns_before<COLUMNS>(minimum(p.kv_len, row.n1) - first) & ~columns_before<COLUMNS>(row.n0 - first);
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      const Column& column = columns[c];
-      x0[c] = tanh_approx(s[r][c] * (SCALE * 0.033333335f));
-      // q <= kv + q_len - kv_len + 1024 and kv <= q + kv_len - q_len
-      if (MASKED &&
-          !(kv < p.kv_len && row.q + p.kv_len <= column.n0 && kv + p.q_len <= row.q + p.kv_len)) x0[c] =
-          -INFINITY;
+      if (!(counts >> c & 1)) s[r][c] = -INFINITY;
     }
-    row.m = maximum(row.m, largest(x0));
+  }
+}
+
+// m = max(m, max_kv s)
+// l = l * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (s - m))
+// acc = acc * exp(30.0 * (m_old - m)) + sum_kv exp(30.0 * (s - m)) * V
+__device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
+    float (&weights)[ROWS][COLUMNS]) {
+  UNROLL for (int r = 0; r < ROWS; ++r) {
+    Row& row = rows[r];
+    const float m_old = row.m;
+    row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
     const Exponential power = Exponential(30.0f, finite_or_zero(row.m));
-    const float x2 = power(m_old);
-    row.l *= x2;
-    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x2;
+    const float x1 = power(m_old);
+    row.l *= x1;
+    UNROLL for (int f = 0; f < FEATURES; ++f) row.acc[f] *= x1;
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float x1 = power(x0[c]);
-      weights[r][c] = x1;
+      const float x0 = power(s[r][c]);
+      weights[r][c] = x0;
     }
     row.l += total(weights[r]);
   }
@@ -159,11 +173,11 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, Row 
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
     if (!row.inside) continue;
-    const float x3 = quotient(1.0f, row.l);
+    const float x2 = quotient(1.0f, row.l);
     UNROLL for (int first = 0; first < FEATURES; first += 2) {
       float O_pair[2];
       UNROLL for (int f = first; f < first + 2; ++f) {
-        O_pair[f % 2] = row.acc[f] * x3;
+        O_pair[f % 2] = row.acc[f] * x2;
       }
       const int dv = first / 2 * 8 + lane * 2 + first % 2;
       if (dv < V_HEAD_DIM) store_pair(&block.O[row.q * p.O_q + dv], O_pair);
@@ -189,12 +203,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   // Tiles that may have an element with  q <= kv + q_len - kv_len + 1024 and kv <= q + kv_len - q_len
   const int kv_begin = maximum(block.q_start + p.kv_len - p.q_len - 1024, 0);
   const int kv_end = minimum(block.q_last + p.kv_len - p.q_len + 1, p.kv_len);
-  const auto is_full = [&](int kv_start) {
-    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    return block.q_last + p.kv_len <= kv_start + p.q_len + 1024 &&
-        kv_last + p.q_len <= block.q_start + p.kv_len && kv_start + BLOCK_KV <= p.kv_len;
-  };
-  const auto visit = [&](int kv_start, auto masked) {
+  int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
+  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+  copy_async_commit();
+  while (kv_start < kv_end) {
     const int next = kv_start + BLOCK_KV;
     copy_async_wait<0>();
     __syncthreads();  // K is there, and all have read V
@@ -206,23 +218,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     __syncthreads();  // V is there, and all have read K
     copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
     copy_async_commit();
-    Column columns[COLUMNS];
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      Column& column = columns[c];
-      const int kv = kv_start + c / 2 * 8 + lane * 2 + c % 2;
-      column.n0 = kv + p.q_len + 1024;
-    }
     float weights[ROWS][COLUMNS];
-    update<masked.value>(p, rows, columns, kv_start, lane, s, weights);
+    score(s);
+    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
+    if (!(block.q_last + p.kv_len <= kv_start + p.q_len + 1024 &&
+        kv_last + p.q_len <= block.q_start + p.kv_len && kv_start + BLOCK_KV <= p.kv_len)) mask(p, block,
+        rows, kv_start, row0, lane, s);
+    update(rows, s, weights);
     add_to_acc(weights, V, rows);
-    return next;
-  };
-  int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
-  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
-  copy_async_commit();
-  while (kv_start < kv_end) {
-    while (kv_start < kv_end && !is_full(kv_start)) kv_start = visit(kv_start, Known<true>());
-    while (kv_start < kv_end && is_full(kv_start)) kv_start = visit(kv_start, Known<false>());
+    kv_start = next;
   }
   copy_async_wait<0>();  // zeros were still on their way
   UNROLL for (int r = 0; r < ROWS; ++r) rows[r].l = lane_sum<LANES>(rows[r].l);

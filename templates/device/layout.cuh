@@ -71,7 +71,8 @@ struct TileLayout {
   static constexpr int CHUNKS = WIDTH / 8;
   static constexpr bool SWIZZLED = CHUNKS >= 8 && (CHUNKS & (CHUNKS - 1)) == 0;
   static constexpr int PITCH = 8 * (SWIZZLED ? CHUNKS : CHUNKS | 1);  // elements from a row to the next
-  static constexpr int TEAM = CHUNKS % 8 ? CHUNKS : 8;  // neighbouring threads that copy a row together
+  // Neighbouring threads that copy a row together: lines of 128 bytes, or all of a row that is no such line and a half.
+  static constexpr int TEAM = CHUNKS % 8 == 0 || (CHUNKS >= 12 && CHUNKS < 16) ? 8 : CHUNKS;
 
   // The index of an element.
   __device__ __forceinline__ static int at(int row, int column) {
