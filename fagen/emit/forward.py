@@ -117,6 +117,8 @@ class LoopBuilder:
         """Whether the columns of a thread that count are told as the bits of a number."""
         self.finds_rows = self.bits
         """Whether rows look for their own places in sorted tables, between those of their tile."""
+        self.shares_places = self.bits and scope.kernel.schedule == "forward_loop"
+        """Whether each lane of those that share rows looks for the places of one row."""
         self.stage = unscaled(scope.kernel.stage)
         assert self.stage.walk is not None
         self.walk_axis: Axis = self.stage.walk
@@ -424,7 +426,9 @@ class LoopBuilder:
         row = [statement for split in every for statement in split.at(ROW)]
         places = [self.place(each, loop, lower, guard_split) for each in sought] if guard_split else []
         of_mask = self.known_late(guard_split, places) if guard_split and apart else []
-        row += [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else ()
+        of_places = self.for_places(guard_split, places, of_mask) if guard_split and apart else []
+        known = [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else []
+        row += [each for each in known if each not in of_places]
         row += [each for each in score.early if each not in row] if score else ()
         stores, more = self.stores(walk, leaves)
         row += more
@@ -460,6 +464,8 @@ class LoopBuilder:
             and not self.reads_columns(guard_split),
             in_parts=self.in_parts(walk),
             places=places,
+            of_places=of_places,
+            sought=bool(places) and self.shares_places,
             loop=loop,
         )
         for state in walk.states:
@@ -688,6 +694,16 @@ class LoopBuilder:
         late = [s for s in split.at(ROW) if s.kind == "field" and "[" not in s.text]
         others = "\n".join(s.text for s in (*split.at(ROW), *places) if s not in late)
         return [] if any(s.target in others for s in late) else late
+
+    def for_places(
+        self, split: Split, places: Sequence[Statement], of_mask: Sequence[Statement]
+    ) -> list[Statement]:
+        """Values of a row that the search for its places alone reads."""
+        if not self.shares_places:
+            return []
+        found = [s for s in split.at(ROW) if s.kind == "field" and any(s.target in p.text for p in places)]
+        others = [s for s in (*split.at(ROW), *split.at(ELEMENT), *of_mask) if s not in found]
+        return [s for s in found if not any(s.target in each.text for each in others)]
 
     @staticmethod
     def reads_columns(split: Split | None) -> bool:

@@ -282,6 +282,10 @@ class WalkText:
     """Row values that its mask alone reads, computed there."""
     places: Sequence[Statement]
     """Numbers of a row that are searched for once the loop is known."""
+    of_places: Sequence[Statement]
+    """Row values that only this search reads."""
+    sought: bool
+    """Whether of the lanes that share rows each finds those of one row, which the others are told."""
     together: bool
     """Whether partial tiles have no loop of their own: a step is long, or rows begin as well as end."""
     in_parts: bool
@@ -625,6 +629,7 @@ class ForwardLoop:
             "const Params& p",
             "const Block& block",
             "Row (&rows)[ROWS]",
+            "const Row& sought",
             "const Column (&columns)[COLUMNS]",
             f"int {walk.loop.start}",
             "int row0",

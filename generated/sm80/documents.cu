@@ -99,10 +99,12 @@ __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float
 }
 
 // captured[b, kv] == captured[b, q] and kv <= q
-__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], int kv_start, int lane,
-    float (&s)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], const Row& sought, int kv_start,
+    int lane, float (&s)[ROWS][COLUMNS]) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
-    const Row& row = rows[r];
+    Row& row = rows[r];
+    row.kv_begin = __shfl_sync(FULL_WARP, sought.kv_begin, r, LANES);
+    row.kv_end = __shfl_sync(FULL_WARP, sought.kv_end, r, LANES);
     const int first = kv_start + lane * 2;
     // column c: bit c
     const auto counts = columns_before<COLUMNS>(minimum(minimum(p.kv_len, row.kv_end), row.q + 1) -
@@ -180,7 +182,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const int q = block.q_start + row0 + 8 * r;
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
-    row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
   }
   const OperandTile<fp16, BLOCK_Q, HEAD_DIM> Q(Q_AT);
 
@@ -198,8 +199,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   const int kv_begin = found[1];
   const int kv_end = found[1] != p.i0_len
       ? minimum(minimum(found[0] == p.i0_len ? p.kv_len : found[0], block.q_last + 1), p.kv_len) : 0;
-  UNROLL for (int r = 0; r < ROWS; ++r) {
-    Row& row = rows[r];
+  // Of the lanes that share rows each looks for where one of these rows begins and ends.
+  Row sought;
+  {
+    Row& row = sought;
+    const int q = block.q_start + row0 + 8 * (lane % ROWS);
+    row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
+    row.q = minimum(q, p.q_len - 1);
+    row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
     row.kv_begin = place_between(found[1], found[2],
         [&](int i) { return block.table0[i * p.table0_i0] < row.table0; }, p.i0_len, p.kv_len);
     row.kv_end = place_between(found[3], found[0],
@@ -223,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     float weights[ROWS][COLUMNS];
     const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
     if (!((kv_last < found[3] || found[3] == p.i0_len) && found[2] < p.i0_len && found[2] <= kv_start &&
-        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len)) mask(p, rows, kv_start, lane, s);
+        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len)) mask(p, rows, sought, kv_start, lane,
+        s);
     update(rows, s, weights);
     add_to_acc(weights, V, rows);
     kv_start = next;
