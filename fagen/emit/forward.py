@@ -426,9 +426,14 @@ class LoopBuilder:
         row = [statement for split in every for statement in split.at(ROW)]
         places = [self.place(each, loop, lower, guard_split) for each in sought] if guard_split else []
         of_mask = self.known_late(guard_split, places) if guard_split and apart else []
-        of_places = self.for_places(guard_split, places, of_mask) if guard_split and apart else []
+        of_places = self.for_places(guard_split, places) if guard_split and self.shares_places else []
         known = [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else []
-        row += [each for each in known if each not in of_places]
+        bounds = _extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)
+        beyond = " && ".join(guard_split.text(code, AND + 1) for code in rest) if guard_split else ""
+        others = [each for each in known if each not in of_places]
+        of_elements = guard_split.at(ELEMENT) if guard_split else ()
+        said = "\n".join([*bounds, beyond, *(each.text for each in (*others, *of_mask, *of_elements))])
+        row += [each for each in known if each in others or each.target in said]
         row += [each for each in score.early if each not in row] if score else ()
         stores, more = self.stores(walk, leaves)
         row += more
@@ -448,8 +453,8 @@ class LoopBuilder:
             score=score,
             apart=apart,
             mask=guard_split.at(ELEMENT) if guard_split else (),
-            bounds=(_extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)),
-            beyond=" && ".join(guard_split.text(code, AND + 1) for code in rest) if guard_split else "",
+            bounds=bounds,
+            beyond=beyond,
             row=row,
             lagging=self.lagging(walk, levels, texts, leaves),
             stores=stores,
@@ -476,8 +481,8 @@ class LoopBuilder:
         """``walk`` with its product standing for the value whose maximum it takes, and that value; None where
         that is the product itself, or more than the value is made of it.
 
-        The value takes the place of the product before a tile is masked and weighed: both are then as short as
-        where nothing is made of products, and the value is kept nowhere else.
+        The value takes the place of the product before a tile is masked and weighed: these are then as short
+        as where nothing is made of products, and the value is kept nowhere else.
         """
         maxima = [state for state in walk.states if state.op == "max"]
         if not self.bits or len(self.stage.walks) > 1 or len(walk.products) != 1 or len(maxima) != 1:
@@ -695,15 +700,13 @@ class LoopBuilder:
         others = "\n".join(s.text for s in (*split.at(ROW), *places) if s not in late)
         return [] if any(s.target in others for s in late) else late
 
-    def for_places(
-        self, split: Split, places: Sequence[Statement], of_mask: Sequence[Statement]
-    ) -> list[Statement]:
-        """Values of a row that the search for its places alone reads."""
-        if not self.shares_places:
-            return []
-        found = [s for s in split.at(ROW) if s.kind == "field" and any(s.target in p.text for p in places)]
-        others = [s for s in (*split.at(ROW), *split.at(ELEMENT), *of_mask) if s not in found]
-        return [s for s in found if not any(s.target in each.text for each in others)]
+    def for_places(self, split: Split, places: Sequence[Statement]) -> list[Statement]:
+        """Values of a row that the search for its places reads."""
+        found: list[Statement] = []
+        for statement in reversed(split.at(ROW)):
+            if any(statement.target in later.text for later in (*places, *found)):
+                found.insert(0, statement)
+        return found
 
     @staticmethod
     def reads_columns(split: Split | None) -> bool:

@@ -283,7 +283,7 @@ class WalkText:
     places: Sequence[Statement]
     """Numbers of a row that are searched for once the loop is known."""
     of_places: Sequence[Statement]
-    """Row values that only this search reads."""
+    """Row values that this search reads."""
     sought: bool
     """Whether of the lanes that share rows each finds those of one row, which the others are told."""
     together: bool
