@@ -67,6 +67,7 @@ from fagen.ir.graph import (
     Map,
     Node,
     Output,
+    Random,
     Scatter,
     Symbol,
 )
@@ -488,6 +489,8 @@ class LoopBuilder:
         if not self.bits or len(self.stage.walks) > 1 or len(walk.products) != 1 or len(maxima) != 1:
             return walk, None
         product, value = walk.products[0].symbol, maxima[0].value
+        if any(isinstance(node, Random) for node in ir.walk([value])):
+            return walk, None  # a call serves several columns
         mark = Symbol("score", value.axes, "float")
         rests = [ir.substitute(state.value, {value: mark}) for state in walk.states]
         if walk.stores or value is product or any(ir.depends(rest, [product]) for rest in rests):
@@ -502,6 +505,8 @@ class LoopBuilder:
         self.column += split.at(COLUMN)
         late = self.known_late(split, ())
         early = [statement for statement in split.at(ROW) if statement not in late]
+        if any(each.kind == "local" and each.target in said.text for each in early for said in late):
+            late, early = [], list(split.at(ROW))
         equation = f"{name} = {self.scope.shown(value)}"
         return ScoreText(name, split.text(code), equation, split.at(ELEMENT), late, early)
 
