@@ -75,7 +75,7 @@ from fagen.plan.layout import nearest
 from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, SharedTile, Storage
 from fagen.plan.space import ON_TENSOR_CORES, VECTOR
 
-MANY_REGISTERS = 176
+MANY_REGISTERS = 192
 """Of a thread, for its rows: from so many on a step is made in parts, each with fewer values beside them."""
 BESIDE = 4
 """Registers of a row for its maximum, its sum and its share of a fragment."""

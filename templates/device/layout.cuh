@@ -71,8 +71,9 @@ struct TileLayout {
   static constexpr int CHUNKS = WIDTH / 8;
   static constexpr bool SWIZZLED = CHUNKS >= 8 && (CHUNKS & (CHUNKS - 1)) == 0;
   static constexpr int PITCH = 8 * (SWIZZLED ? CHUNKS : CHUNKS | 1);  // elements from a row to the next
-  // Neighbouring threads that copy a row together: lines of 128 bytes, or all of a row that is no such line and a half.
-  static constexpr int TEAM = CHUNKS % 8 == 0 || (CHUNKS >= 12 && CHUNKS < 16) ? 8 : CHUNKS;
+  // Neighbouring threads that copy a row together: a line of 128 bytes where a row is made of lines, else all of it;
+  // of sixteen threads a few may be idle, then no row is left over.
+  static constexpr int TEAM = CHUNKS % 8 == 0 ? 8 : CHUNKS >= 12 && CHUNKS < 16 ? 16 : CHUNKS;
 
   // The index of an element.
   __device__ __forceinline__ static int at(int row, int column) {

@@ -33,37 +33,30 @@ __device__ __forceinline__ void make_left(Left<T> (&factor)[N], Weight weight) {
 }
 
 // A team of neighbouring threads copies a row, so that the addresses of a thread differ by constants; so do the numbers
-// of its rows, each of which is compared with how many are left. Where a thread has many rows, of a tile that is there
-// as a whole it does not ask.
+// of its rows, which are compared with how many are left: no register is taken for each, but where it has several lines
+// of a row and few rows.
 template <int THREADS, int COLUMNS, class T, int ROWS, int WIDTH>
 __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& tile, int first, int length,
                                              const T* data, int64 row_step) {
   using Layout = TileLayout<WIDTH>;
   constexpr int TEAM = Layout::TEAM < THREADS / ROWS ? THREADS / ROWS : Layout::TEAM, STEP = THREADS / TEAM;
-  constexpr bool STEADY = !Layout::SWIZZLED || STEP % 8 == 0, MANY = ROWS / STEP >= 8 && WIDTH == COLUMNS;
+  constexpr bool STEADY = !Layout::SWIZZLED || STEP % 8 == 0, LINES = Layout::SWIZZLED && WIDTH > 64;
   const int row = threadIdx.x / TEAM, place = threadIdx.x % TEAM * 8;
   const int column = Layout::SWIZZLED ? again(place) : place, at = opaque(tile.at(row, column));
-  const int rows = length - first, rest = rows - row;
+  const int rest = length - first - (LINES ? 0 : row);
   data = opaque(data + static_cast<int>(static_cast<uint32>(first) + row) * row_step + column);
-  const auto copy = [&](auto whole) {
 #pragma unroll
-    for (int i = 0; i < ROWS; i += STEP) {
+  for (int i = 0; i < ROWS; i += STEP) {
 #pragma unroll
-      for (int j = 0; j < WIDTH; j += TEAM * 8) {
-        const int count = WIDTH == COLUMNS ? 8 : maximum(minimum(COLUMNS - column - j, 8), 0);
-        if ((j + TEAM * 8 <= WIDTH || column + j < WIDTH) && (i + STEP <= ROWS || row + i < ROWS) &&
-            (THREADS % TEAM == 0 || row < STEP)) {
-          const int to = STEADY ? at + i * Layout::PITCH + j : tile.at(row + i, column + j);
-          copy_async<8>(tile.elements, to, data + j, whole.value || i < rest ? count : 0);
-        }
+    for (int j = 0; j < WIDTH; j += TEAM * 8) {
+      const int count = WIDTH == COLUMNS ? 8 : maximum(minimum(COLUMNS - column - j, 8), 0);
+      if ((j + TEAM * 8 <= WIDTH || column + j < WIDTH) && (i + STEP <= ROWS || row + i < ROWS) &&
+          (THREADS % TEAM == 0 || row < STEP)) {
+        const int to = STEADY ? at + i * Layout::PITCH + j : tile.at(row + i, column + j);
+        copy_async<8>(tile.elements, to, data + j, (LINES ? row + i : i) < rest ? count : 0);
       }
-      data = opaque(data + STEP * row_step);
     }
-  };
-  if (MANY && rows >= ROWS) {
-    copy(Known<true>());
-  } else {
-    copy(Known<false>());
+    data = opaque(data + STEP * row_step);
   }
 }
 
