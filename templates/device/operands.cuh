@@ -32,9 +32,9 @@ __device__ __forceinline__ void make_left(Left<T> (&factor)[N], Weight weight) {
   }
 }
 
-// A team of neighbouring threads copies a row, so that the addresses of a thread differ by constants; so do the numbers
-// of its rows, which are compared with how many are left: no register is taken for each, but where it has several lines
-// of a row and few rows.
+// A team of neighbouring threads copies a row, so that the addresses of a thread differ by constants. So do the numbers
+// of its rows, which are compared with how many are left, so that none takes a register; but of rows of several lines,
+// of which a thread has few, each is compared with how many there are.
 template <int THREADS, int COLUMNS, class T, int ROWS, int WIDTH>
 __device__ __forceinline__ void copy_operand(const OperandTile<T, ROWS, WIDTH>& tile, int first, int length,
                                              const T* data, int64 row_step) {
