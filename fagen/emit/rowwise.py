@@ -20,7 +20,7 @@ from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import StoreText
 from fagen.ir import graph as ir
-from fagen.ir.graph import TRUE, Index, Input, Load, Node, Output, Random, Scatter, split_heads
+from fagen.ir.graph import TRUE, Axis, Index, Input, Load, Node, Output, Random, Scatter, split_heads
 from fagen.plan.arch import arch_for
 from fagen.plan.plan import STORAGE_BYTES
 
@@ -101,9 +101,21 @@ class RowWalk:
 
 
 @dataclass(frozen=True)
+class ClearedText:
+    """A row that is made 0, ``width`` neighbours at once."""
+
+    vector: VectorText
+    length: str
+    width: int
+
+
+@dataclass(frozen=True)
 class Rowwise(Flat):
     """What the template reads of a kernel."""
 
+    clearing: Sequence[Statement]
+    """For each row, what finding the rows of ``cleared`` needs."""
+    cleared: tuple[ClearedText, ...]
     walks: tuple[RowWalk, ...]
     after: Sequence[Statement]
     outputs: tuple[StoreText, ...]
@@ -127,7 +139,7 @@ class Rowwise(Flat):
     @property
     def text(self) -> str:
         """All expressions of the kernel."""
-        statements, texts = [*self.after], list[str]()
+        statements, texts = [*self.clearing, *self.after], [each.vector.pointer for each in self.cleared]
         stores = list(self.outputs)
         for walk in self.walks:
             statements += [*walk.before, *walk.columns, *walk.stored, *walk.joins]
@@ -161,9 +173,20 @@ class _Builder:
             self.leaves[Index(scope.kernel.tile_axis)] = leaf(axis_name(scope.kernel.tile_axis), "int32", ROW)
 
     def build(self) -> Rowwise:
+        cleared = tuple(map(self.cleared, self.scope.kernel.clears))
+        clearing, self.before = self.before, []
         walks = tuple(map(self.walk, self.stage.walks))
         split, outputs = self.stores(self.stage.outputs, self.leaves, ROW)
-        return Rowwise(self.scope, walks, split.at(ROW), outputs)
+        return Rowwise(self.scope, clearing, cleared, walks, split.at(ROW), outputs)
+
+    def cleared(self, name: str) -> ClearedText:
+        """How a row of a buffer is made 0."""
+        tensor = self.scope.parameters.buffer(name)
+        axis = tensor.layout[-1]
+        size = dict(self.scope.plan.problem.sizes).get(axis, 1)
+        most = VECTOR_BYTES // STORAGE_BYTES[tensor.storage]
+        width = next(width for width in (4, 2, 1) if width <= most and size % width == 0)
+        return ClearedText(self.vector(tensor, axis), self.scope.length(axis), width)
 
     def walk(self, walk: Walk) -> RowWalk:
         scope, leaf = self.scope, self.scope.codes.leaf
@@ -266,14 +289,14 @@ class _Builder:
                 found[node] = vector, number if tensor.storage == "fp32" else f"to_float({number})"
         return found
 
-    def vector(self, tensor: Tensor) -> VectorText:
-        """Where the neighbours of ``tensor`` are in a row."""
-        scope = self.scope
-        if tensor.layout == (self.walk_axis,):  # the one row there is
+    def vector(self, tensor: Tensor, axis: Axis | None = None) -> VectorText:
+        """Where the neighbours of ``tensor`` are in a row, along the walk if no other ``axis`` is given."""
+        scope, axis = self.scope, axis or self.walk_axis
+        if tensor.layout == (axis,):  # the one row there is
             return VectorText(
                 f"{tensor.name}_part", tensor.storage, f"&{tensor.pointer}[first]", "load_vector"
             )
-        first = {self.walk_axis: scope.codes.leaf("first" if tensor.whole else "0", "int32")}
+        first = {axis: scope.codes.leaf("first" if tensor.whole else "0", "int32")}
         row = scope.store(scope.lowering(self.leaves, addresses=first), tensor)
         split = scope.split([(row, ROW)])
         self.before += split.at(ROW)

@@ -217,6 +217,8 @@ class KernelPlan:
     near: int = 0
     """Positions of the walk whose operands the L2 cache is to hold, where blocks read them faster than device
     memory gives them: blocks that read the same follow each other. 0 where that does not matter."""
+    clears: tuple[str, ...] = ()
+    """Buffers that later kernels add to, of which it makes each of its rows 0."""
     group: int = 1
     """Query heads of a key head that share the rows of a tile: row r is position ``r / group`` of
     ``tile_axis`` at position ``r % group`` of the group axis, which is then no axis of the grid."""
