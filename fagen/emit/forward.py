@@ -133,6 +133,7 @@ class LoopBuilder:
         self.levels_made: tuple[Level, ...] = ()
         """How products and sums of a tile are made level by level; empty where all products come first."""
         self.vanishing: set[int] = set()
+        self.multiplied: dict[str, str] = {}
         """Levels that need no test of elements."""
         self.names: set[str] = set()
         self.addresses: dict[str, int] = {}
@@ -587,6 +588,7 @@ class LoopBuilder:
                 tuple(products[p.symbol.name] for p in level.products),
                 walk.phases[i],
                 i not in self.vanishing,
+                self.multiplied,
             )
             for i, level in enumerate(self.levels_made)
         )
@@ -612,6 +614,11 @@ class LoopBuilder:
         """What ``level`` has in place of products of earlier ones, which may stand as ``leaves``."""
         return {}
 
+    def left_to_round(self, weights: str, value: Node, earlier: Mapping[Node, str]) -> Node:
+        """What of the ``value`` of ``weights`` is made before they are rounded: all, or a factor of one of the
+        ``earlier`` ones."""
+        return value
+
     def from_weights(
         self,
         terms: Mapping[State, Term],
@@ -627,6 +634,7 @@ class LoopBuilder:
         tested = set[int]()
         for state, level in levels.items():
             zeros: dict[Node, Node] = {}
+            named: dict[Node, str] = {}
             known: dict[Node, Node] = {}
             for other, at in levels.items():
                 value, condition = terms[other]
@@ -636,13 +644,15 @@ class LoopBuilder:
                 if text is not None:
                     name = f"earlier_{weights[terms[other]]}"
                     known[value] = symbol = Symbol(name, value.axes, "float")
-                    zeros[symbol] = ZERO
+                    zeros[symbol], named[symbol] = ZERO, weights[terms[other]]
                     leaves[symbol] = self.scope.codes.leaf(text, "float", ELEMENT._replace(phase=at + 1))
             known |= self.earlier_products(level, leaves)
             value, condition = terms[state]
             found[state] = ir.substitute(value, known), condition
             if limits(ir.substitute(found[state][0], zeros)) is not ZERO:
                 tested.add(level)
+            if state.features:
+                found[state] = self.left_to_round(weights[terms[state]], found[state][0], named), condition
         self.vanishing = set(levels.values()) - tested
         return found
 

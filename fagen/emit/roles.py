@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal, cast
 
 from fagen.derive.intervals import OWN_FIRST, OWN_LAST, RowPlace
@@ -82,7 +82,7 @@ _PLACES = {
     "walk_pipe": "COLUMN_PIPE_AT",
     "sum_pipe": "SUM_PIPE_AT",
     "values": "VALUES_AT",
-    "value_pipe": "VALUE_PIPE_AT",
+    "visit_pipe": "VISIT_PIPE_AT",
     "handed": "HANDED_AT",
     "parts": "PARTS_AT",
     "places": "PLACES_AT",
@@ -119,6 +119,8 @@ class CopyText:
     """The first head, where rows of several lie side by side."""
     late: bool = False
     """Whether it is of rows that products of later levels alone read: there is one buffer."""
+    held: bool = False
+    """Whether consumers have such rows in registers: products then read less shared memory."""
 
     @property
     def name(self) -> str:
@@ -211,6 +213,11 @@ class ForwardRoles(ForwardLoop):
     def late_copies(self) -> list[CopyText]:
         """Those that come later, and are done with before the others."""
         return [copy for copy in self.own_copies if copy.late]
+
+    @property
+    def holds_late(self) -> bool:
+        """Whether those are in registers."""
+        return any(copy.held for copy in self.late_copies)
 
     @property
     def kinds(self) -> list[CopyText]:
@@ -338,12 +345,19 @@ class ForwardRoles(ForwardLoop):
 
     def visit_of(self, ring: str) -> str:
         """Where a tile is announced."""
-        return f"{self.visit_words} * " + (f"({ring}.count % VISITS)" if self.parts else f"{ring}.stage()")
+        return f"{self.visit_words} * " + (
+            f"({ring}.count % VISITS)" if self.counts_visits else f"{ring}.stage()"
+        )
 
     @property
     def visits(self) -> str:
         """How many words announce tiles."""
-        return f"{self.visit_words} * {'VISITS' if self.parts else 'STAGES'}"
+        return f"{self.visit_words} * {'VISITS' if self.counts_visits else 'STAGES'}"
+
+    @property
+    def counts_visits(self) -> bool:
+        """Whether more tiles are announced at once than there are buffers."""
+        return bool(self.parts) or self.brings_values
 
     def reads_to_test(self, walk: WalkText) -> bool:
         """Whether columns are read for the test of a tile's elements alone."""
@@ -418,6 +432,14 @@ class ForwardRoles(ForwardLoop):
             events += [(2 * level.number + 3, self.copy_of(operand)) for operand in summed]
         final = 2 * self.levels[-1].number + 3
         return final, max((event for event, copy in events if copy in self.sum_copies[0]), default=-1)
+
+    @property
+    def announces_late(self) -> bool:
+        """Whether the next products are issued before what a consumer hands over is announced.
+
+        Of a narrow tile that is worth more than beginning early with what is added.
+        """
+        return self.scope.kernel.block_walk <= GROUP_ROWS
 
     def last_use(self, level: LevelText, copies: Sequence[CopyText]) -> Literal["products", "sums"]:
         """What of a level, made by a consumer of its own, reads tiles last."""
@@ -759,6 +781,23 @@ class _Builder(LoopBuilder):
                 leaves[symbol] = self.scope.codes.leaf(f"kept({buffer}, r, c)", "float", place)
         return known
 
+    def left_to_round(self, weights: str, value: Node, earlier: Mapping[Node, str]) -> Node:
+        split = _factor_among(earlier, value) if self.rounds and self.pairs else None
+        if split is None:
+            return value
+        factor, rest = split
+        self.multiplied[weights] = f"rounded_{earlier[factor]}"
+        return rest
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a product of a rounded weight may be made of pairs, its other factor rounded before.
+
+        That is half the instructions, for one rounding of 16 bits more. Numbers of bf16 are as large as those
+        of fp32; fp16 might not hold a factor of a product that it holds.
+        """
+        return not self.divided and all(tile.storage != "fp16" for tile in self.kernel.shared)
+
     def splits(self, roots: Sequence[tuple[Code, Place]], last: int) -> Sequence[Split]:
         """What a consumer needs it computes itself."""
         if not self.divided:
@@ -901,6 +940,7 @@ class _Builder(LoopBuilder):
             most = f"SLACK = {_SLACK}f, MOST = COLUMNS * {_EXCEEDED:.1f}f"
             slack = "float", most, "how far a maximum lags; exp of that in each column"
         shares = [f"{name} = {count}" for name, count, _ in self.shares.values()]
+        words = _words(self.scope.fields(COLUMN)) if self.levels_made and _fit(self.scope) else 0
         return [
             (
                 "int",
@@ -927,24 +967,19 @@ class _Builder(LoopBuilder):
                 [
                     (
                         "int",
-                        f"COLUMN_WORDS = {_words(self.scope.fields(COLUMN))}",
+                        f"COLUMN_WORDS = {words}",
                         "known of each column, of 32 bits",
                     )
                 ]
-                if self.levels_made and _fit(self.scope)
+                if words
                 else []
             ),
             *(
-                [
-                    (
-                        "int",
-                        f"VISITS = {visit_count(roles)}, PARTS = {PARTS}",
-                        "tiles announced at once, buffers of parts of sums",
-                    )
-                ]
-                if roles.adders
+                [("int", f"VISITS = {visit_count(roles, words)}", "tiles announced at once")]
+                if roles.adders or words
                 else []
             ),
+            *([("int", f"PARTS = {PARTS}", "buffers of parts of sums")] if roles.adders else []),
             *(
                 [("int", f"HANDED = {roles.handed}", "buffers of what is handed over")]
                 if self.divided
@@ -972,6 +1007,7 @@ class _Builder(LoopBuilder):
                 copy = self.copied(key[1], tile, GROUP_ROWS)
                 late = key[1:] in late_rows(self.stage) and not kernel.roles.divided
                 own.append(replace(copy, late=late))
+        own = [replace(copy, held=copy.late and self.holds(loop, own)) for copy in own]
         for number in range(len(loop.walks)):
             for side, found in ((f"walk{number}", walks), (f"operand{number}", sums)):
                 tiles = [(key, tile) for key, tile in self.tiles.items() if key[0] == side]
@@ -1011,6 +1047,14 @@ class _Builder(LoopBuilder):
             announced=tuple(self.announced),
             ascends=self.ascends(loop),
         )
+
+    def holds(self, loop: ForwardLoop, own: Sequence[CopyText]) -> bool:
+        """Whether registers have room for rows that are read late: where weights are made of pairs, and of
+        nothing that is known of a row or of its block."""
+        late = sum(-(-self._size(copy.tile.column_axis) // 16) * 4 for copy in own if copy.late)
+        texts = [loop.text_of(phase, walk, not walk.apart) for walk in loop.walks for phase in walk.phases]
+        alone = not any(loop.says(name, text) for name in ("row", "block") for text in texts)
+        return self.pairs and alone and late <= self.kernel.spare
 
     def inside(self) -> str:
         """Sums over rows are of those that are there."""
@@ -1176,6 +1220,20 @@ def _sums_of(store: StoreText, names: Sequence[str]) -> list[str]:
 
 def _members(loop: ForwardLoop) -> dict[str, Any]:
     return {each.name: getattr(loop, each.name) for each in fields(ForwardLoop)}
+
+
+def _factor_among(symbols: Collection[Node], value: Node) -> tuple[ir.Symbol, Node] | None:
+    """One of ``symbols`` that a product has as a factor, and what it is multiplied by."""
+    if not isinstance(value, Map) or value.op != "mul":
+        return None
+    for number, factor in enumerate(value.args):
+        others = value.args[:number] + value.args[number + 1 :]
+        if isinstance(factor, ir.Symbol) and factor in symbols:
+            return factor, reduce(ir.mul, others)
+        deeper = _factor_among(symbols, factor)
+        if deeper is not None:
+            return deeper[0], reduce(ir.mul, (deeper[1], *others))
+    return None
 
 
 def _factor_of(node: Node, maximum: ir.Symbol) -> Node | None:

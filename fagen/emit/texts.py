@@ -134,6 +134,8 @@ class LevelText:
     phase: Phase
     tests: bool
     """Whether it asks which elements count; weights of those that don't are 0, which may be all it needs."""
+    multiplied: Mapping[str, str]
+    """Its arrays of weights that lack a factor, and which rounded ones of an earlier level that is."""
 
     @property
     def sums(self) -> list[StateText]:

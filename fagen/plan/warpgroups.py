@@ -233,7 +233,7 @@ def layout(
         "late_pipe": roles.row_groups if late else 0,
         "walk_pipe": roles.stages,
         "sum_pipe": roles.stages if sums else 0,
-        "value_pipe": roles.stages if values else 0,
+        "visit_pipe": visit_count(roles, values) if values else 0,
         "weight_pipe": roles.handed if roles.divided and (handed or kept) else 0,
         "hand_pipe": roles.handed if roles.adders else 0,
         "part_pipe": PARTS if roles.adders else 0,
@@ -241,7 +241,7 @@ def layout(
     for name, words in (
         ("values", values * columns * roles.stages),
         ("works", WORKS * (1 + grid_axes + places)),
-        ("visits", visit_words(outer_axes) * visit_count(roles)),
+        ("visits", visit_words(outer_axes) * visit_count(roles, values)),
         ("places", 4 * PARTS if roles.adders else 0),
         *((name, 4 * count) for name, count in pipes.items()),
     ):
@@ -251,10 +251,12 @@ def layout(
     return placed
 
 
-def visit_count(roles: Roles) -> int:
+def visit_count(roles: Roles, values: int = 0) -> int:
     """Tiles that are announced at once: adders are as many tiles behind as consumers have buffers of what
-    they hand over, and one more where a consumer frees a tile before it has handed it over."""
-    return roles.stages + roles.handed + roles.divided
+    they hand over, and one more where a consumer frees a tile before it has handed it over. Where a warp
+    brings ``values`` of columns, a tile is announced before its buffers are free."""
+    count = roles.stages + roles.handed + roles.divided
+    return 1 << count.bit_length() if values else count
 
 
 def visit_words(outer_axes: int) -> int:

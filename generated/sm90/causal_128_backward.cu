@@ -78,6 +78,7 @@ struct Params {
   int batch, kv_heads, group, q_len, kv_len, section;
 };
 
+// dQ_sum = 0, which is added to
 // acc = sum_dv dO * O
 // D = acc
 extern "C" __global__ void __launch_bounds__(256) backward_0_rowwise(const __grid_constant__ Params p) {
@@ -90,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(256) backward_0_rowwise(const __gri
   const int hk = take(rest, p.kv_heads);
   const int b = rest;
   const int h = hk * p.group + g;
+  fp32* dQ_sum_at = p.dQ_sum + b * p.dQ_sum_b + hk * p.dQ_sum_hk + g * p.dQ_sum_g;
   const bf16* dO_at = p.dO + b * p.dO_b + h * p.dO_h;
   const bf16* O_at = p.O + b * p.O_b + h * p.O_h;
   fp32* D_at = p.D + b * p.D_b + hk * p.D_hk + g * p.D_g;
@@ -97,6 +99,9 @@ extern "C" __global__ void __launch_bounds__(256) backward_0_rowwise(const __gri
   const bool inside = row < p.q_len;
   const int q = inside ? row : p.q_len - 1;  // past the end: once more the last, as all lanes join
   const int lane = threadIdx.x % LANES;
+  for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
+    store_vector(&dQ_sum_at[q * p.dQ_sum_q + first], Vec<fp32, 4>{});
+  }
 
   float acc = 0.0f;
   for (int first = lane * 8; first < V_HEAD_DIM; first += LANES * 8) {
@@ -119,13 +124,14 @@ namespace backward_1_roles_ {
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
   // of a consumer's thread
   constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_Q / LANES, FEATURES_D = 32, FEATURES_DV = 32;
-  constexpr int COLUMN_WORDS = 2;       // known of each column, of 32 bits
-  constexpr int VISITS = 4, PARTS = 2;  // tiles announced at once, buffers of parts of sums
+  constexpr int COLUMN_WORDS = 2;  // known of each column, of 32 bits
+  constexpr int VISITS = 8;        // tiles announced at once
+  constexpr int PARTS = 2;         // buffers of parts of sums
   // bytes of shared memory
   constexpr uint32 K_AT = 0, Q_AT = 98304, V_AT = 65536, DO_AT = 131072, WORKS_AT = 230400,
-      VISITS_AT = 230496, ROW_PIPE_AT = 230592, LATE_PIPE_AT = 230656, COLUMN_PIPE_AT = 230688,
-      SUM_PIPE_AT = 230720, VALUES_AT = 229376, VALUE_PIPE_AT = 230752, HANDED_AT = 163840,
-      PARTS_AT = 196608, PLACES_AT = 230560, HAND_PIPE_AT = 230784, PART_PIPE_AT = 230816;
+      VISITS_AT = 230496, ROW_PIPE_AT = 230656, LATE_PIPE_AT = 230720, COLUMN_PIPE_AT = 230752,
+      SUM_PIPE_AT = 230784, VALUES_AT = 229376, VISIT_PIPE_AT = 230816, HANDED_AT = 163840,
+      PARTS_AT = 196608, PLACES_AT = 230624, HAND_PIPE_AT = 230944, PART_PIPE_AT = 230976;
 
   // Tiles in shared memory; each consumer has a barrier for each buffer of its rows.
   using KTile = Panels<bf16, 64, HEAD_DIM>;
@@ -245,11 +251,11 @@ namespace backward_1_roles_ {
 
   // acc0 = acc0 + sum_q exp(s0 * rsqrt(head_dim) - stat) * (s1 - D) * Q
   __device__ __forceinline__ void update1(int lane, float (&s1)[ROWS][COLUMNS],
-      float (&weights0)[ROWS][COLUMNS], uint32 stage, Left<bf16> (&rounded_weights1)[COLUMNS / 4]) {
+      float (&weights0)[ROWS][COLUMNS], uint32 stage) {
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       const Column& column = known_column(stage, lane, c);
       UNROLL for (int r = 0; r < ROWS; ++r) {
-        weights0[r][c] = value_of(rounded_weights1, r, c) * (s1[r][c] - column.D);
+        weights0[r][c] = s1[r][c] - column.D;
       }
     }
   }
@@ -291,6 +297,7 @@ namespace backward_1_roles_ {
   __device__ __forceinline__ void produce(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT);
+    const Pipe<VISITS> visit_pipe(VISIT_PIPE_AT);
     const int count = p.batch * p.kv_heads * ((p.kv_len + BLOCK_KV - 1) / BLOCK_KV);
     Ring<ROW_STAGES> row_at;
     Ring<STAGES> column_at;
@@ -322,9 +329,10 @@ namespace backward_1_roles_ {
           };
           int kinds = 0;  // two bits a consumer: 0 passes over the tile, 2 needs no test, 1 neither
           UNROLL for (int group = 0; group < CONSUMERS; ++group) kinds |= kind_of(block, group) << 2 * group;
-          column_pipe.wait_free(column_at);
           store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
               4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
+          arrive(visit_pipe.filled(column_at.count % VISITS));
+          column_pipe.wait_free(column_at);
           const Barrier filled = column_pipe.fill(column_at, QTile::BYTES);
           load_tile(buffer<QTile>(Q_AT, column_at.stage()), p.Q_map, filled, q_start, block.h, block.b);
           if (next < 0 && g == p.group - 1) number = gridDim.x + fetch_cyclic(p.counter, count);
@@ -337,38 +345,39 @@ namespace backward_1_roles_ {
       }
     }
     announced(row_at.count)[0] = -1;  // there is no more
+    visits[4 * (column_at.count % VISITS)] = -1;
+    arrive(visit_pipe.filled(column_at.count % VISITS));
     for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).refill(row_at, 0);
   }
 
-  // A warp reads what is known of the columns of a tile, once the tile is there: what it writes over has
-  // then been used.
+  // A warp reads what is known of the columns of a tile once the tile is announced, and writes it where that
+  // of an earlier tile has been used: it has then come with the tile.
   __device__ __forceinline__ void produce_values(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
-    const RowPipe rows_in = buffer<RowPipe>(ROW_PIPE_AT, 0);
-    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), value_pipe(VALUE_PIPE_AT);
-    Ring<ROW_STAGES> row_at;
-    Ring<STAGES> column_at;
-    for (;; row_at.next()) {
-      rows_in.wait(row_at);
-      if (announced(row_at.count)[0] < 0) return;
-      bool last = false;
-      for (; !last; column_at.next()) {
-        column_pipe.wait(column_at);
-        const Vec<int32, 4> visit = load_vector<4>(visits, 4 * (column_at.count % VISITS));
-        const Block block = block_at(p, row_at.count, 0, visit[2]);
-        last = visit[1] >> 16;
-        for (int c = threadIdx.x % 32; c < BLOCK_Q; c += 32) {
-          Column column;
-          const int q = visit[0] + c;
-          column.x0 =
-              maximum(finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E,
-              -3.4028235e+38f);
-          column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
-          values<float>(column_at.stage(), 0)[c] = column.x0;
-          values<float>(column_at.stage(), 1)[c] = column.D;
-        }
-        value_pipe.fill_by_warp(column_at);
+    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT);
+    const Pipe<VISITS> visit_pipe(VISIT_PIPE_AT);
+    uint32 works = 0;  // that are done
+    for (Ring<STAGES> column_at;; column_at.next()) {
+      visit_pipe.wait(Ring<VISITS>{column_at.count});
+      const Vec<int32, 4> visit = load_vector<4>(visits, 4 * (column_at.count % VISITS));
+      if (visit[0] < 0) return;
+      const Block block = block_at(p, works, 0, visit[2]);
+      works += visit[1] >> 16;
+      Column columns[BLOCK_Q / 32];
+      UNROLL for (int i = 0; i < BLOCK_Q; i += 32) {
+        Column& column = columns[i / 32];
+        const int q = visit[0] + i + threadIdx.x % 32;
+        column.x0 =
+            maximum(finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E, -3.4028235e+38f);
+        column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
       }
+      column_pipe.wait_free(column_at);
+      UNROLL for (int i = 0; i < BLOCK_Q; i += 32) {
+        const int c = i + threadIdx.x % 32;
+        values<float>(column_at.stage(), 0)[c] = columns[i / 32].x0;
+        values<float>(column_at.stage(), 1)[c] = columns[i / 32].D;
+      }
+      column_pipe.fill_by_warp(column_at);
     }
   }
 
@@ -462,8 +471,7 @@ namespace backward_1_roles_ {
   __device__ __forceinline__ void consume(const Params& p, int group) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const RowPipe rows_in = buffer<RowPipe>(ROW_PIPE_AT, group);
-    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT), value_pipe(VALUE_PIPE_AT),
-        hand_pipe(HAND_PIPE_AT);
+    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT), hand_pipe(HAND_PIPE_AT);
     const int row0 = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
     Ring<ROW_STAGES> row_at;
     Ring<STAGES> column_at, read_at;
@@ -491,7 +499,6 @@ namespace backward_1_roles_ {
       start_rows(p, block, rows, row0);
       next_tile();
       while (kind == 0 && !last) {
-        value_pipe.wait(column_at);
         hand_pipe.wait_free(column_at);
         UNROLL for (int c = 0; c < COLUMNS; c += 4) {
           store_left(buffer<HandedTile>(HANDED_AT, column_at.stage() * CONSUMERS + group),
@@ -524,7 +531,6 @@ namespace backward_1_roles_ {
       bool more = true;
 #pragma unroll 1
       while (more) {
-        value_pipe.wait(column_at);
         auto& weights1 = s0;
         if (kind != 2) mask(p, rows, q_start, lane, s0);
         update0(lane, s0, weights1, column_at.stage());
@@ -544,12 +550,20 @@ namespace backward_1_roles_ {
         wgmma_commit();
         wgmma_wait<1>(s1);
         auto& weights0 = s1;
-        update1(lane, s1, weights0, column_at.stage(), rounded_weights1);
+        update1(lane, s1, weights0, column_at.stage());
         wgmma_wait<0>(acc1, rounded_weights1, weights0);
-        UNROLL for (int c = 0; c < COLUMNS; c += 4)
-            rounded_weights0[c / 4] = left_from<bf16>(weights0[0], weights0[1], c);
+        // weights0 lacks a factor that is rounded already
+        UNROLL for (int c = 0; c < COLUMNS; c += 4) {
+          const auto rest = left_from<bf16>(weights0[0], weights0[1], c);
+          rounded_weights0[c / 4] = multiply_pairs(rest, rounded_weights1[c / 4]);
+        }
         settle(rounded_weights0);
         sum_pipe.free_by_warp(read_at);
+        hand_pipe.wait_free(read_at);
+        UNROLL for (int c = 0; c < COLUMNS; c += 4) {
+          store_left(buffer<HandedTile>(HANDED_AT, read_at.stage() * CONSUMERS + group),
+              threadIdx.x % 128 / 32 * 16, 4 * c, rounded_weights0[c / 4]);
+        }
         more = !last;
         if (more) {
           column_at.next();
@@ -562,16 +576,11 @@ namespace backward_1_roles_ {
         } else {
           buffer<Pipe<1>>(LATE_PIPE_AT, group).free_by_warp(Ring<1>{row_at.count});
         }
+        fence_async();
+        hand_pipe.fill_by_warp(read_at);
         wgmma_fence();
         multiply_add(acc0, rounded_weights0, buffer<QTile>(Q_AT, read_at.stage()));  // acc0 += weights0 Q
         wgmma_commit();
-        hand_pipe.wait_free(read_at);
-        UNROLL for (int c = 0; c < COLUMNS; c += 4) {
-          store_left(buffer<HandedTile>(HANDED_AT, read_at.stage() * CONSUMERS + group),
-              threadIdx.x % 128 / 32 * 16, 4 * c, rounded_weights0[c / 4]);
-        }
-        fence_async();
-        hand_pipe.fill_by_warp(read_at);
         wgmma_wait<1>(s0);
       }
       rows_in.free_by_warp(row_at);
@@ -595,8 +604,8 @@ namespace backward_1_roles_ {
       prefetch(p.dO_map);
       for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).init(8);
       for (int group = 0; group < CONSUMERS; ++group) buffer<Pipe<1>>(LATE_PIPE_AT, group).init(4);
-      Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS);
-      Pipe<STAGES>(VALUE_PIPE_AT).init(1);
+      Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS, 2);
+      Pipe<VISITS>(VISIT_PIPE_AT).init(1);
       Pipe<STAGES>(HAND_PIPE_AT).init(4, 4 * CONSUMERS);
       Pipe<PARTS>(PART_PIPE_AT).init(1, 4);
       Pipe<STAGES>(SUM_PIPE_AT).init(4 * CONSUMERS);

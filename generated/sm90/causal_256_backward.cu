@@ -78,6 +78,7 @@ struct Params {
   int batch, kv_heads, group, q_len, kv_len, section;
 };
 
+// dQ_sum = 0, which is added to
 // acc = sum_dv dO * O
 // D = acc
 extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __grid_constant__ Params p) {
@@ -90,12 +91,16 @@ extern "C" __global__ void __launch_bounds__(128) backward_0_rowwise(const __gri
   const int hk = take(rest, p.kv_heads);
   const int b = rest;
   const int h = hk * p.group + g;
+  fp32* dQ_sum_at = p.dQ_sum + b * p.dQ_sum_b + hk * p.dQ_sum_hk + g * p.dQ_sum_g;
   const bf16* dO_at = p.dO + b * p.dO_b + h * p.dO_h;
   const bf16* O_at = p.O + b * p.O_b + h * p.O_h;
   fp32* D_at = p.D + b * p.D_b + hk * p.D_hk + g * p.D_g;
   const int q = q_start + threadIdx.x / LANES;
   if (q >= p.q_len) return;
   const int lane = threadIdx.x % LANES;
+  for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
+    store_vector(&dQ_sum_at[q * p.dQ_sum_q + first], Vec<fp32, 4>{});
+  }
 
   float acc = 0.0f;
   for (int first = lane * 8; first < V_HEAD_DIM; first += LANES * 8) {
@@ -118,14 +123,15 @@ namespace backward_1_roles_ {
   constexpr int WORKS = 8, WORDS = 3;          // works announced at once
   // of a consumer's thread
   constexpr int LANES = 4, ROWS = 2, COLUMNS = BLOCK_Q / LANES, FEATURES_D = 64, FEATURES_DV = 64;
-  constexpr int COLUMN_WORDS = 2;       // known of each column, of 32 bits
-  constexpr int VISITS = 4, PARTS = 2;  // tiles announced at once, buffers of parts of sums
-  constexpr int HANDED = 1;             // buffers of what is handed over
+  constexpr int COLUMN_WORDS = 2;  // known of each column, of 32 bits
+  constexpr int VISITS = 8;        // tiles announced at once
+  constexpr int PARTS = 2;         // buffers of parts of sums
+  constexpr int HANDED = 1;        // buffers of what is handed over
   // bytes of shared memory
   constexpr uint32 K_AT = 0, Q_AT = 65536, V_AT = 32768, DO_AT = 131072, WORKS_AT = 230400,
-      VISITS_AT = 230496, ROW_PIPE_AT = 230592, COLUMN_PIPE_AT = 230608, SUM_PIPE_AT = 230640,
-      VALUES_AT = 229376, VALUE_PIPE_AT = 230672, HANDED_AT = 196608, PARTS_AT = 204800, PLACES_AT = 230560,
-      HAND_PIPE_AT = 230720, PART_PIPE_AT = 230736, WEIGHTS_AT = 221184, WEIGHT_PIPE_AT = 230704;
+      VISITS_AT = 230496, ROW_PIPE_AT = 230656, COLUMN_PIPE_AT = 230672, SUM_PIPE_AT = 230704,
+      VALUES_AT = 229376, VISIT_PIPE_AT = 230736, HANDED_AT = 196608, PARTS_AT = 204800, PLACES_AT = 230624,
+      HAND_PIPE_AT = 230880, PART_PIPE_AT = 230896, WEIGHTS_AT = 221184, WEIGHT_PIPE_AT = 230864;
 
   // Tiles in shared memory; all consumers read the same rows.
   using KTile = Panels<bf16, 64, HEAD_DIM>;
@@ -317,6 +323,7 @@ namespace backward_1_roles_ {
   __device__ __forceinline__ void produce(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT);
+    const Pipe<VISITS> visit_pipe(VISIT_PIPE_AT);
     const int count = p.batch * p.kv_heads * ((p.kv_len + BLOCK_KV - 1) / BLOCK_KV);
     Ring<ROW_STAGES> row_at;
     Ring<STAGES> column_at;
@@ -340,9 +347,10 @@ namespace backward_1_roles_ {
           // the same two bits for each consumer: 2 needs no test, 1 does
           const int kinds = block.kv_last + p.q_len <= q_start + p.kv_len && q_start + BLOCK_Q <= p.q_len &&
               block.kv_start + BLOCK_KV <= p.kv_len ? 0xaa : 0x55;
-          column_pipe.wait_free(column_at);
           store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
               4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
+          arrive(visit_pipe.filled(column_at.count % VISITS));
+          column_pipe.wait_free(column_at);
           const Barrier filled = column_pipe.fill(column_at, dOTile::BYTES);
           load_tile(buffer<dOTile>(DO_AT, column_at.stage()), p.dO_map, filled, q_start, block.h, block.b);
           if (next < 0 && g == p.group - 1) number = gridDim.x + fetch_cyclic(p.counter, count);
@@ -354,38 +362,39 @@ namespace backward_1_roles_ {
       }
     }
     announced(row_at.count)[0] = -1;  // there is no more
+    visits[4 * (column_at.count % VISITS)] = -1;
+    arrive(visit_pipe.filled(column_at.count % VISITS));
     RowPipe(ROW_PIPE_AT).refill(row_at, 0);
   }
 
-  // A warp reads what is known of the columns of a tile, once the tile is there: what it writes over has
-  // then been used.
+  // A warp reads what is known of the columns of a tile once the tile is announced, and writes it where that
+  // of an earlier tile has been used: it has then come with the tile.
   __device__ __forceinline__ void produce_values(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
-    const RowPipe rows_in = RowPipe(ROW_PIPE_AT);
-    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), value_pipe(VALUE_PIPE_AT);
-    Ring<ROW_STAGES> row_at;
-    Ring<STAGES> column_at;
-    for (;; row_at.next()) {
-      rows_in.wait(row_at);
-      if (announced(row_at.count)[0] < 0) return;
-      bool last = false;
-      for (; !last; column_at.next()) {
-        column_pipe.wait(column_at);
-        const Vec<int32, 4> visit = load_vector<4>(visits, 4 * (column_at.count % VISITS));
-        const Block block = block_at(p, row_at.count, 0, visit[2]);
-        last = visit[1] >> 16;
-        for (int c = threadIdx.x % 32; c < BLOCK_Q; c += 32) {
-          Column column;
-          const int q = visit[0] + c;
-          column.x0 =
-              maximum(finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E,
-              -3.4028235e+38f);
-          column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
-          values<float>(column_at.stage(), 0)[c] = column.x0;
-          values<float>(column_at.stage(), 1)[c] = column.D;
-        }
-        value_pipe.fill_by_warp(column_at);
+    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT);
+    const Pipe<VISITS> visit_pipe(VISIT_PIPE_AT);
+    uint32 works = 0;  // that are done
+    for (Ring<STAGES> column_at;; column_at.next()) {
+      visit_pipe.wait(Ring<VISITS>{column_at.count});
+      const Vec<int32, 4> visit = load_vector<4>(visits, 4 * (column_at.count % VISITS));
+      if (visit[0] < 0) return;
+      const Block block = block_at(p, works, 0, visit[2]);
+      works += visit[1] >> 16;
+      Column columns[BLOCK_Q / 32];
+      UNROLL for (int i = 0; i < BLOCK_Q; i += 32) {
+        Column& column = columns[i / 32];
+        const int q = visit[0] + i + threadIdx.x % 32;
+        column.x0 =
+            maximum(finite_or_zero(block.stat[minimum(q, p.q_len - 1) * p.stat_q]) * LOG2E, -3.4028235e+38f);
+        column.D = block.D[minimum(q, p.q_len - 1) * p.D_q];
       }
+      column_pipe.wait_free(column_at);
+      UNROLL for (int i = 0; i < BLOCK_Q; i += 32) {
+        const int c = i + threadIdx.x % 32;
+        values<float>(column_at.stage(), 0)[c] = columns[i / 32].x0;
+        values<float>(column_at.stage(), 1)[c] = columns[i / 32].D;
+      }
+      column_pipe.fill_by_warp(column_at);
     }
   }
 
@@ -460,7 +469,7 @@ namespace backward_1_roles_ {
   __device__ __forceinline__ void consume0(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const RowPipe rows_in = RowPipe(ROW_PIPE_AT);
-    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT), value_pipe(VALUE_PIPE_AT);
+    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT);
     const Pipe<HANDED> weight_pipe(WEIGHT_PIPE_AT);
     const int row0 = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
     Ring<ROW_STAGES> row_at;
@@ -501,7 +510,6 @@ namespace backward_1_roles_ {
       wgmma_commit();
       wgmma_wait<0>(s0);
       for (;;) {
-        value_pipe.wait(column_at);
         auto& weights1 = s0;
         if (kind != 2) mask(p, rows, q_start, lane, s0);
         update0(lane, s0, weights1, column_at.stage());
@@ -540,7 +548,7 @@ namespace backward_1_roles_ {
   __device__ __forceinline__ void consume1(const Params& p) {
     const Shared<int32, 4 * VISITS> visits(VISITS_AT);
     const RowPipe rows_in = RowPipe(ROW_PIPE_AT);
-    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT), value_pipe(VALUE_PIPE_AT);
+    const Pipe<STAGES> column_pipe(COLUMN_PIPE_AT), sum_pipe(SUM_PIPE_AT);
     const Pipe<HANDED> weight_pipe(WEIGHT_PIPE_AT);
     const Pipe<HANDED> hand_pipe(HAND_PIPE_AT);
     const int row0 = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
@@ -583,7 +591,6 @@ namespace backward_1_roles_ {
       bool more = true;
 #pragma unroll 1
       while (more) {
-        value_pipe.wait(column_at);
         weight_pipe.wait(hand_at);
         auto& weights0 = s1;
         update1(lane, s1, weights0, column_at.stage(), hand_at.stage());
@@ -639,8 +646,8 @@ namespace backward_1_roles_ {
       prefetch(p.dO_map);
       prefetch(p.Q_map);
       RowPipe(ROW_PIPE_AT).init(12);
-      Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS);
-      Pipe<STAGES>(VALUE_PIPE_AT).init(1);
+      Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS, 2);
+      Pipe<VISITS>(VISIT_PIPE_AT).init(1);
       Pipe<HANDED>(HAND_PIPE_AT).init(4, 4);
       Pipe<PARTS>(PART_PIPE_AT).init(1, 4);
       Pipe<HANDED>(WEIGHT_PIPE_AT).init(4, 4);

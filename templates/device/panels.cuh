@@ -21,6 +21,7 @@ struct Panels {
   using Element = T;
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, PANEL = PANEL_;
   static constexpr int PANELS = (COLUMNS + PANEL - 1) / PANEL;
+  static constexpr int STEPS = (COLUMNS + 15) / 16;  // of a product that sums over its columns
   static constexpr bool WHOLE = COLUMNS % PANEL == 0;  // no panel is part of zeros
   static constexpr uint32 ROW_BYTES = PANEL * 2, PANEL_BYTES = ROWS * ROW_BYTES, BYTES = PANELS * PANEL_BYTES;
   static constexpr uint32 ALIGNMENT = 1024;
@@ -53,7 +54,7 @@ __device__ __forceinline__ uint64 descriptor(uint32 window, uint32 panel_stride)
 template <class Tile>
 struct SummedColumns {
   using Element = typename Tile::Element;
-  static constexpr int LENGTH = Tile::ROWS, STEPS = (Tile::COLUMNS + 15) / 16;
+  static constexpr int LENGTH = Tile::ROWS, STEPS = Tile::STEPS;
   static constexpr bool ACROSS = false;
   uint64 first;
 
@@ -63,6 +64,9 @@ struct SummedColumns {
   __device__ __forceinline__ uint64 step(int k) const {
     return first + ((16 * k / Tile::PANEL * Tile::PANEL_BYTES + 16 * k % Tile::PANEL * 2) >> 4);
   }
+
+  // What a step is further on whose operand begins in that row, a multiple of 8.
+  __device__ __forceinline__ static uint64 from(int row) { return row * Tile::ROW_BYTES >> 4; }
 };
 
 // An operand whose rows lie across the sum: step k sums over rows 16 k to 16 k + 15 of the tile.

@@ -12,6 +12,10 @@
 //                                          sums and factors of those that have ended, and may now be touched
 //   settle(registers...)                   these arrays are written before what stands behind: a product that reads one
 //                                          of them finds no other text between it and its fence
+//   load_rows(factor, tile)                a left factor in registers from a tile of 64 rows, of which each warp reads
+//                                          16. A barrier may hear that the tile is free before it has been read: say
+//                                          so when the factor has been used
+//   multiply_pairs(x, y)                   products of the elements of two Left<bf16>, each rounded once
 //   store_left(tile, row, column, factor)  16 x 16 rounded values of a warp to shared memory from there, as left_from
 //                                          makes them: what stores and products read after fence_async() and a barrier
 //
@@ -235,6 +239,30 @@ template <int MOST, class T, int STEPS, class R, int N>
 __device__ __forceinline__ void multiply_add(float (&sums)[2][N], const Left<T> (&left)[STEPS],
                                              const R& right) {
   multiply_steps<true, MOST>(sums, left, right_operand(right));
+}
+
+template <class T, int STEPS, class Tile>
+__device__ __forceinline__ void load_rows(Left<T> (&factor)[STEPS], const Tile& tile) {
+  static_assert(STEPS == Tile::STEPS && Tile::ROWS == 64);
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < STEPS; ++k) {
+    const uint32 from = window_address(tile.chunk_at(row, 16 * k + lane / 16 * 8));
+    uint32(&word)[4] = factor[k].word;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(from)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ Left<bf16> multiply_pairs(const Left<bf16>& x, const Left<bf16>& y) {
+  Left<bf16> products;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(products.word[i]) : "r"(x.word[i]), "r"(y.word[i]));
+  }
+  return products;
 }
 
 template <class T, class Tile>

@@ -158,6 +158,28 @@ inline void multiply_add(float (&sums)[2][N], const L& left, const R& right, int
   multiply_add(sums, left, right, line);
 }
 
+template <class T, int STEPS, class Tile>
+inline void load_rows(Left<T> (&factor)[STEPS], const Tile& tile, int line = __builtin_LINE()) {
+  static_assert(STEPS == Tile::STEPS && Tile::ROWS == 64);
+  const int lane = fagen_self->lane, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+  fagen_warp_meet("load_rows", FULL_WARP, line, nullptr, fagen_resolve_nothing, false);
+  for (int k = 0; k < STEPS; ++k) {
+    for (int block = 0; block < 4; ++block) {
+      const uint32 chunk = tile.chunk_at(row + block % 2 * 8, 16 * k + block / 2 * 8);
+      factor[k].word[block] = *Shared<uint32, 1>(chunk + lane % 4 * 4).access(0, 1, line);
+    }
+  }
+}
+
+inline Left<bf16> multiply_pairs(const Left<bf16>& x, const Left<bf16>& y) {
+  Left<bf16> products;
+  for (int i = 0; i < 4; ++i) {
+    products.word[i] = pack<bf16>(unpack<bf16>(x.word[i], 0) * unpack<bf16>(y.word[i], 0),
+                                  unpack<bf16>(x.word[i], 1) * unpack<bf16>(y.word[i], 1));
+  }
+  return products;
+}
+
 template <class T, class Tile>
 inline void store_left(const Tile& tile, int row, int column, const Left<T>& factor,
                        int line = __builtin_LINE()) {
