@@ -615,8 +615,8 @@ class LoopBuilder:
         return {}
 
     def left_to_round(self, weights: str, value: Node, earlier: Mapping[Node, str]) -> Node:
-        """What of the ``value`` of ``weights`` is made before they are rounded: all, or a factor of one of the
-        ``earlier`` ones."""
+        """What of the ``value`` of ``weights`` is made before they are rounded: all, or what one of the
+        ``earlier`` ones is multiplied by."""
         return value
 
     def from_weights(

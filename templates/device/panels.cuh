@@ -21,7 +21,7 @@ struct Panels {
   using Element = T;
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, PANEL = PANEL_;
   static constexpr int PANELS = (COLUMNS + PANEL - 1) / PANEL;
-  static constexpr int STEPS = (COLUMNS + 15) / 16;  // of a product that sums over its columns
+  static constexpr int STEPS = (COLUMNS + 15) / 16;    // of a product that sums over its columns
   static constexpr bool WHOLE = COLUMNS % PANEL == 0;  // no panel is part of zeros
   static constexpr uint32 ROW_BYTES = PANEL * 2, PANEL_BYTES = ROWS * ROW_BYTES, BYTES = PANELS * PANEL_BYTES;
   static constexpr uint32 ALIGNMENT = 1024;

@@ -100,6 +100,24 @@ def test_b35_bits_of_a_thousand_short_backwards_are_equal(family: str, length: i
     assert int(differ) == 0
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_bits_of_a_million_short_works_are_equal(head_dim: int) -> None:
+    """Some race shows in one work of a million: a block has fifteen of them here, of a tile or two."""
+    need("cuda", "sm90")
+    q, k, v = (
+        torch.randn(60, 32, 128, head_dim, device="cuda").bfloat16().requires_grad_() for _ in range(3)
+    )
+    out = fg.attention(q, k, v, family="sm90")
+    incoming = torch.randn_like(out)
+    first = torch.autograd.grad(out, (k, v), incoming, retain_graph=True)
+    differ = torch.zeros((), device="cuda")
+    for _ in range(600):
+        again = torch.autograd.grad(out, (k, v), incoming, retain_graph=True)
+        for one, other in zip(first, again, strict=True):
+            differ += (one != other).sum()
+    assert int(differ) == 0
+
+
 def test_b57_backward_is_the_first_work_of_its_thread() -> None:
     q, k, v = (torch.randn(1, 2, 70, 16, device="cuda", requires_grad=True) for _ in range(3))
     expected = torch.autograd.grad(fg.attention(q, k, v).sum(), (q, k, v))
