@@ -93,8 +93,5 @@ __device__ __forceinline__ void store_eight(T* to, const float (&eight)[8], bool
 #pragma unroll
   for (int i = 0; i < 4; ++i) word[i] = pack<T>(eight[2 * i], eight[2 * i + 1]);
   exchange_quad(word);
-  Vec<T, 8> values;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) values[i] = T{static_cast<unsigned short>(word[i / 2] >> i % 2 * 16)};
-  if (there) store_vector(to, values);
+  store_words(to, word, there);
 }

@@ -8,6 +8,7 @@
 //   Vec<T, N>                      N elements in at most 16 bytes, aligned to its size; v[i]
 //   load_vector<N>(pointer)        one access; the address must be a multiple of N * sizeof(T)
 //   store_vector(pointer, v)       the same
+//   store_words(pointer, word, there)   16 bytes, as four words, one access, if `there`
 #pragma once
 
 using int32 = int;
@@ -120,4 +121,17 @@ __device__ __forceinline__ void store_vector(T* to, const Vec<T, N>& value) {
   Word word;
   memcpy(&word, &value, sizeof(word));
   *reinterpret_cast<Word*>(to) = word;
+}
+
+// An instruction with a condition: what stands around it is scheduled as one, and addresses differ by constants.
+template <class T>
+__device__ __forceinline__ void store_words(T* to, const uint32 (&word)[4], bool there) {
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.b32 there, %5, 0;\n"
+      "@there st.global.v4.b32 [%0], {%1, %2, %3, %4};\n"
+      "}" ::"l"(to),
+      "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"(static_cast<int>(there))
+      : "memory");
 }

@@ -109,3 +109,11 @@ inline void store_vector(T* to, const Vec<T, N>& value, int line = __builtin_LIN
   fagen_check_alignment(to, N * sizeof(T), line);
   *reinterpret_cast<Vec<T, N>*>(to) = value;
 }
+
+template <class T>
+inline void store_words(T* to, const uint32 (&word)[4], bool there, int line = __builtin_LINE()) {
+  if (!there) return;
+  Vec<T, 16 / sizeof(T)> values;
+  __builtin_memcpy(&values, word, sizeof(values));
+  store_vector(to, values, line);
+}
