@@ -431,6 +431,13 @@ class LoopBuilder:
         of_places = self.for_places(guard_split, places) if guard_split and self.shares_places else []
         known = [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else []
         bounds = _extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)
+        together = self.bits and apart and self.one_loop(bool(begins)) and not self.reads_columns(guard_split)
+        between = bool(begins) and len(ends) > 1 and not rest
+        by_sets = between and together and loop.full is not None and self.by_sets(walk, guard_split, places)
+        of_columns = [*guard_split.at(ROW), *places] if guard_split and by_sets else []
+        told = by_sets and bool(places)
+        if told:
+            of_mask, of_places, places, known = [], [], [], []
         beyond = " && ".join(guard_split.text(code, AND + 1) for code in rest) if guard_split else ""
         others = [each for each in known if each not in of_places]
         of_elements = guard_split.at(ELEMENT) if guard_split else ()
@@ -465,13 +472,13 @@ class LoopBuilder:
             weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
             overwrites=number > 0 and self.overwrites(number),
             of_mask=of_mask,
-            together=self.bits
-            and apart
-            and self.one_loop(bool(begins))
-            and not self.reads_columns(guard_split),
+            together=together,
             in_parts=self.in_parts(walk),
             places=places,
             of_places=of_places,
+            of_columns=of_columns,
+            by_sets=by_sets,
+            told=told,
             sought=bool(places) and self.shares_places,
             loop=loop,
         )
@@ -706,6 +713,19 @@ class LoopBuilder:
         kernel = self.kernel
         elements = kernel.block_own // kernel.rows * (kernel.block_walk // kernel.columns)
         return begins or elements >= MANY_ELEMENTS
+
+    def by_sets(self, walk: Walk, split: Split | None, places: Sequence[Statement]) -> bool:
+        """Whether a warp has two sets of sixteen rows, of which tiles leave one out often enough.
+
+        Columns that count in a row lie between two places that it knows before the walk. Where rows follow
+        each other in them, it takes tiles that are narrower than a block has rows.
+        """
+        kernel = self.kernel
+        two = kernel.block_own // kernel.rows == 4 == kernel.columns and not kernel.held
+        alone = len(self.stage.walks) == 1 and not self.stage.outer and not walk.stores and not self.column
+        known = split is not None and not split.at(ELEMENT)
+        often = bool(places) or kernel.block_walk < kernel.block_own
+        return self.shares_places and self.row_axis is not None and two and alone and known and often
 
     def known_late(self, split: Split, places: Sequence[Statement]) -> list[Statement]:
         """Values of a row that its mask alone reads, and computes from positions whenever a tile needs it."""

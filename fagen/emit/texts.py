@@ -286,6 +286,12 @@ class WalkText:
     """Numbers of a row that are searched for once the loop is known."""
     of_places: Sequence[Statement]
     """Row values that this search reads."""
+    of_columns: Sequence[Statement]
+    """Row values that say which columns of a row count, where each lane computes that of one row."""
+    by_sets: bool
+    """Whether a warp leaves out sets of its rows that have nothing to do in a tile."""
+    told: bool
+    """Whether its mask is told by that lane which columns of a row count; else it computes them again."""
     sought: bool
     """Whether of the lanes that share rows each finds those of one row, which the others are told."""
     together: bool
@@ -553,6 +559,11 @@ class ForwardLoop:
         return any(walk.products for walk in self.walks)
 
     @property
+    def by_sets(self) -> bool:
+        """Whether warps leave out sets of their rows that have nothing to do in a tile."""
+        return any(walk.by_sets for walk in self.walks)
+
+    @property
     def groups(self) -> int:
         """Warps that share the rows of a tile on tensor cores, each with a part of its columns."""
         return groups(tiles_of(self.scope.kernel)) if self.scope.kernel.tiling == "fragments" else 1
@@ -633,6 +644,7 @@ class ForwardLoop:
             "const Block& block",
             "Row (&rows)[ROWS]",
             "const Row& sought",
+            "const Columns& mine",
             "const Column (&columns)[COLUMNS]",
             f"int {walk.loop.start}",
             "int row0",

@@ -13,6 +13,7 @@
 
 #include "edges.cuh"
 #include "math.cuh"
+#include "sets.cuh"
 #include "tiles.cuh"
 #include "types.cuh"
 #include "warp.cuh"
@@ -85,30 +86,27 @@ __device__ __forceinline__ Block this_block(const Params& p) {
 }
 
 // sums[r][c] += (row r of one tile) * (row c of the other); a fragment of the other serves all rows of a warp
-template <class Own, class Walk>
+template <int FIRST, int LAST, class Own, class Walk>
 __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
-  const auto rows = from_row<8 * ROWS>(own, threadIdx.x / 32 * (8 * ROWS));
+  const auto rows = from_row<BLOCK_Q / 2 + 16>(own, threadIdx.x / 32 * 16);
   UNROLL for (int i = 0; i < Own::WIDTH; i += 16) {
     Left<typename Own::Element> a[ROWS / 2];
-    UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = load_left(rows, 8 * r, i);
+    UNROLL for (int r = FIRST; r < LAST; r += 2) a[r / 2] = load_left(rows, BLOCK_Q / 4 * r, i);
     UNROLL for (int c = 0; c < COLUMNS; c += 4) {
       const auto b = load_right_transposed(walk, 4 * c, i);
-      UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(sums[r], sums[r + 1], c, a[r / 2], b);
+      UNROLL for (int r = FIRST; r < LAST; r += 2) multiply_add(sums[r], sums[r + 1], c, a[r / 2], b);
     }
   }
 }
 
 // captured[b, kv] == captured[b, q] and kv <= q
-__device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], const Row& sought, int kv_start,
-    int lane, float (&s)[ROWS][COLUMNS]) {
-  UNROLL for (int r = 0; r < ROWS; ++r) {
-    Row& row = rows[r];
-    row.kv_begin = __shfl_sync(FULL_WARP, sought.kv_begin, r, LANES);
-    row.kv_end = __shfl_sync(FULL_WARP, sought.kv_end, r, LANES);
+template <int FIRST, int LAST>
+__device__ __forceinline__ void mask(const Columns& mine, int kv_start, int lane, float (&s)[ROWS][COLUMNS]) {
+  UNROLL for (int r = FIRST; r < LAST; ++r) {
     const int first = kv_start + lane * 2;
     // column c: bit c
-    const auto counts = columns_before<COLUMNS>(minimum(minimum(p.kv_len, row.kv_end), row.q + 1) -
-        first) & ~columns_before<COLUMNS>(row.kv_begin - first);
+    const auto counts = columns_before<COLUMNS>(__shfl_sync(FULL_WARP, mine.end, r, LANES) -
+        first) & ~columns_before<COLUMNS>(__shfl_sync(FULL_WARP, mine.begin, r, LANES) - first);
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       if (!(counts >> c & 1)) s[r][c] = -INFINITY;
     }
@@ -118,9 +116,10 @@ __device__ __forceinline__ void mask(const Params& p, Row (&rows)[ROWS], const R
 // m = max(m, max_kv s)
 // l = l * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim))
 // acc = acc * exp((m_old - m) * rsqrt(head_dim)) + sum_kv exp((s - m) * rsqrt(head_dim)) * V
+template <int FIRST, int LAST>
 __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUMNS],
     float (&weights)[ROWS][COLUMNS]) {
-  UNROLL for (int r = 0; r < ROWS; ++r) {
+  UNROLL for (int r = FIRST; r < LAST; ++r) {
     Row& row = rows[r];
     const float m_old = row.m;
     row.m = maximum(row.m, largest(s[r]));
@@ -138,15 +137,15 @@ __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUM
 }
 
 // acc[f] += weights * V over the columns of a tile
-template <class Operand>
+template <int FIRST, int LAST, class Operand>
 __device__ __forceinline__ void add_to_acc(const float (&weights)[ROWS][COLUMNS], const Operand& operand,
     Row (&rows)[ROWS]) {
   UNROLL for (int c = 0; c < COLUMNS; c += 4) {
     Left<fp16> a[ROWS / 2];
-    UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = left_from<fp16>(weights[r], weights[r + 1], c);
+    UNROLL for (int r = FIRST; r < LAST; r += 2) a[r / 2] = left_from<fp16>(weights[r], weights[r + 1], c);
     UNROLL for (int f = 0; f < FEATURES; f += 4) {
       const auto b = load_right(operand, 4 * c, 4 * f);
-      UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(rows[r].acc, rows[r + 1].acc, f, a[r / 2], b);
+      UNROLL for (int r = FIRST; r < LAST; r += 2) multiply_add(rows[r].acc, rows[r + 1].acc, f, a[r / 2], b);
     }
   }
 }
@@ -157,7 +156,7 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, Row 
     int lane) {
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    const int q = block.q_start + row0 + 8 * r;
+    const int q = block.q_start + row0 + 8 * (r % 2) + BLOCK_Q / 2 * (r / 2);
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
     if (!row.inside) continue;
@@ -175,11 +174,11 @@ __device__ __forceinline__ void finish(const Params& p, const Block& block, Row 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Params p) {
   const Block block = this_block(p);
-  const int row0 = threadIdx.x / 32 * (8 * ROWS) + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
+  const int row0 = threadIdx.x / 32 * 16 + threadIdx.x % 32 / LANES, lane = threadIdx.x % LANES;
   Row rows[ROWS];
   UNROLL for (int r = 0; r < ROWS; ++r) {
     Row& row = rows[r];
-    const int q = block.q_start + row0 + 8 * r;
+    const int q = block.q_start + row0 + 8 * (r % 2) + BLOCK_Q / 2 * (r / 2);
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
   }
@@ -199,11 +198,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   const int kv_begin = found[1];
   const int kv_end = found[1] != p.i0_len
       ? minimum(minimum(found[0] == p.i0_len ? p.kv_len : found[0], block.q_last + 1), p.kv_len) : 0;
-  // Of the lanes that share rows each looks for where one of these rows begins and ends.
-  Row sought;
+  int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
+  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
+  copy_async_commit();
+  // Of the lanes that share rows each knows which columns count in one of these rows, and a warp which
+  // may in sixteen.
+  Columns mine;
   {
-    Row& row = sought;
-    const int q = block.q_start + row0 + 8 * (lane % ROWS);
+    Row row;
+    const int q = block.q_start + row0 + 8 * ((lane % ROWS) % 2) + BLOCK_Q / 2 * ((lane % ROWS) / 2);
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
     row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
@@ -211,29 +214,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
         [&](int i) { return block.table0[i * p.table0_i0] < row.table0; }, p.i0_len, p.kv_len);
     row.kv_end = place_between(found[3], found[0],
         [&](int i) { return block.table0[i * p.table0_i0] <= row.table0; }, p.i0_len, p.kv_len);
+    mine = {row.kv_begin, minimum(minimum(p.kv_len, row.kv_end), row.q + 1)};
   }
-  int kv_start = kv_begin / BLOCK_KV * BLOCK_KV;
-  copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
-  copy_async_commit();
+  const Reach upper(mine, lane % ROWS < ROWS / 2), lower(mine, lane % ROWS >= ROWS / 2);
   while (kv_start < kv_end) {
     const int next = kv_start + BLOCK_KV;
     copy_async_wait<0>();
     __syncthreads();  // K is there, and all have read V
     copy_operand<THREADS, V_HEAD_DIM>(V, kv_start, p.kv_len, block.V, p.V_kv);
     copy_async_commit();
+    const bool in_upper = upper.some(kv_start, next), in_lower = lower.some(kv_start, next);
     float s[ROWS][COLUMNS] = {};  // s = sum_d Q K
-    multiply(Q, K, s);
+    by_sets<ROWS>(in_upper, in_lower, [&](auto set) {
+      multiply<set.FIRST, set.LAST>(Q, K, s);
+    });
     copy_async_wait<0>();
     __syncthreads();  // V is there, and all have read K
     copy_operand<THREADS, HEAD_DIM>(K, next, next < kv_end ? p.kv_len : next, block.K, p.K_kv);
     copy_async_commit();
     float weights[ROWS][COLUMNS];
-    const int kv_last = minimum(kv_start + BLOCK_KV, p.kv_len) - 1;
-    if (!((kv_last < found[3] || found[3] == p.i0_len) && found[2] < p.i0_len && found[2] <= kv_start &&
-        kv_last <= block.q_start && kv_start + BLOCK_KV <= p.kv_len)) mask(p, rows, sought, kv_start, lane,
-        s);
-    update(rows, s, weights);
-    add_to_acc(weights, V, rows);
+    const bool whole_upper = upper.all(kv_start, next), whole_lower = lower.all(kv_start, next);
+    by_sets<ROWS>(in_upper, in_lower, [&](auto set) {
+      if (set.FIRST == 0 && !whole_upper) mask<0, ROWS / 2>(mine, kv_start, lane, s);
+      if (set.LAST == ROWS && !whole_lower) mask<ROWS / 2, ROWS>(mine, kv_start, lane, s);
+      update<set.FIRST, set.LAST>(rows, s, weights);
+      add_to_acc<set.FIRST, set.LAST>(weights, V, rows);
+    });
     kv_start = next;
   }
   copy_async_wait<0>();  // zeros were still on their way

@@ -119,6 +119,14 @@ inline T lane_min(T x, int line = __builtin_LINE()) {
   return x;
 }
 
+inline int warp_max(int x, int line = __builtin_LINE()) {
+  return lane_max<32>(x, line);
+}
+
+inline int warp_min(int x, int line = __builtin_LINE()) {
+  return lane_min<32>(x, line);
+}
+
 inline int lowest_lane(bool holds, int line = __builtin_LINE()) {
   const uint32 lanes = __ballot_sync(FULL_WARP, holds, line);
   return lanes == 0 ? 32 : __builtin_ctz(lanes);
