@@ -33,7 +33,6 @@ from fagen.emit.code import (
     Codes,
     CType,
     Place,
-    Serving,
 )
 from fagen.emit.params import Parameters, Tensor, number
 from fagen.ir import graph as ir
@@ -77,6 +76,9 @@ _FUNCTIONS: Mapping[str, tuple[str, int]] = {
 FIRST_COLUMN = Symbol("first_column", (), "int")
 """The position of a thread's first column of a tile."""
 
+RANDOM_BITS = 16
+"""Of an element."""
+
 _LOG2E = "LOG2E"
 _LOWEST = -(2.0 - 2.0**-23) * 2.0**127
 """The lowest number of fp32."""
@@ -95,13 +97,22 @@ class FromRow:
 
 
 @dataclass(frozen=True)
-class Served:
-    """The elements of a thread that one call of the random generator serves."""
+class RandomTest:
+    """Whether random bits are at least a constant: all that dropout asks of them."""
 
-    serving: Serving
-    place: tuple[Code, Code] | None = None
-    """Positions along q and kv that say which bits of the call are an element's, known when the kernel is
-    compiled, or at least once for all elements; None: its own."""
+    random: Random
+    least: int
+
+
+def random_test(node: Node) -> RandomTest | None:
+    """What ``node`` asks of random bits alone; None for any other node, and where all pass it or none."""
+    if not isinstance(node, Map) or node.op != "le":
+        return None
+    least, random = node.args
+    if not isinstance(least, Const) or not isinstance(random, Random):
+        return None
+    value = int(least.value)
+    return RandomTest(random, value) if 0 < value < 1 << RANDOM_BITS else None
 
 
 class Expressions:
@@ -155,7 +166,8 @@ class Lowering:
 
     ``leaves`` are positions along axes (`Index`), `HEAD` where the head is one value, and symbols.
     ``nonpositive`` says of the exponent of an exponential whether it is proven to be at most 0. ``rounded``
-    values are stored in bf16, whatever an exponent is. Where a position along an axis is a thread's
+    values are stored in bf16, whatever an exponent is. A thread's elements for which ``served`` holds call
+    the random generator for those that follow, too. Where a position along an axis is a thread's
     `FIRST_COLUMN` and a number that is known when the kernel is compiled, ``step`` is that axis and number.
     """
 
@@ -165,7 +177,7 @@ class Lowering:
         leaves: Mapping[Node, Code],
         nonpositive: Callable[[Node], bool] = lambda exponent: False,
         addresses: Mapping[Axis, Code] | None = None,
-        served: Served | None = None,
+        served: str | None = None,
         step: tuple[Axis, Code] | None = None,
         rounded: bool = False,
     ) -> None:
@@ -381,14 +393,7 @@ class Lowering:
     # -------------------------------------------------------------------------------------------- random bits
 
     def _random(self, node: Random) -> Code:
-        seed = self._codes.make(
-            "*{}",
-            (self._codes.leaf(self._shared.names.seed(), "uint64"),),
-            "uint64",
-            UNARY,
-            cost=LOAD,
-            hint="seed",
-        )
+        seed = self._seed()
         b, q, kv = (self._done[Index(axis)] for axis in ("b", "q", "kv"))
         ordinal = self._codes.leaf(str(node.ordinal), "int32")
         words = self._codes.make(
@@ -398,11 +403,21 @@ class Lowering:
             cost=60,
             hint="words",
             named=True,
-            serving=None if self._served is None else self._served.serving,
+            serving=self._served,
         )
-        if self._served is not None and self._served.place is not None:
-            q, kv = self._served.place
         return self._codes.make("int32(dropout_bits({}, {}, {}))", (words, q, kv), "int32", cost=4)
+
+    def _seed(self) -> Code:
+        pointer = self._codes.leaf(self._shared.names.seed(), "uint64")
+        return self._codes.make("*{}", (pointer,), "uint64", UNARY, cost=LOAD, hint="seed")
+
+    def draw(self, tests: str, test: RandomTest, q: Code, kv: Code, across: bool) -> Code:
+        """What says of a thread's elements whether their bits pass a test, from its first position on."""
+        seed = self._seed()
+        ordinal = self._codes.leaf(str(test.random.ordinal), "int32")
+        function = f"{tests}.draw{'_across' if across else ''}<{test.least}>"
+        args = (seed, ordinal, self._done[Index("b")], self._head(), q, kv)
+        return self._codes.make(f"{function}({', '.join(['{}'] * 6)})", args, "bool")
 
     # --------------------------------------------------------------------------------------------- operations
 

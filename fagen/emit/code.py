@@ -43,16 +43,6 @@ class Place(NamedTuple):
 BLOCK, ROW, COLUMN, ELEMENT = Place(), Place(row=True), Place(column=True), Place(row=True, column=True)
 
 
-@dataclass(frozen=True)
-class Serving:
-    """How a value that serves several elements of a thread is kept: declared before their loop, assigned
-    ``when`` the loop comes to the first of them, one of so many at the index ``at``."""
-
-    when: str
-    at: str = ""
-    many: int = 1
-
-
 @dataclass(frozen=True, eq=False)
 class Code:
     """``form`` with ``args`` in its ``{}``; a leaf has no args. Equal code of one `Codes` is one object."""
@@ -70,8 +60,8 @@ class Code:
     """What its name is made of, if it gets one."""
     named: bool = False
     """Whether it gets a name in any case."""
-    serving: Serving | None = None
-    """Which elements it serves, if it has a name and is the same for several."""
+    serving: str | None = None
+    """For which elements of a thread it is computed, if it has a name and serves those that follow, too."""
 
     @property
     def own_cost(self) -> int:
@@ -103,7 +93,7 @@ class Codes:
         cost: int = 1,
         hint: str = "",
         named: bool = False,
-        serving: Serving | None = None,
+        serving: str | None = None,
     ) -> Code:
         """``form`` with a ``{}`` for each of ``args``; ``slots`` is what each needs, or all of them need."""
         place = BLOCK
@@ -147,7 +137,7 @@ class Codes:
         cost: int,
         hint: str,
         named: bool = False,
-        serving: Serving | None = None,
+        serving: str | None = None,
     ) -> Code:
         key = (form, *map(id, args), place if not args else None, ctype, named, serving)
         code = self._made.get(key)
@@ -197,14 +187,14 @@ class Statement:
     variable: Variable
     target: str
     text: str
-    serving: Serving | None = None
+    serving: str | None = None
     """Of which elements it is assigned for the first, where it serves several."""
 
     @property
     def declared(self) -> str:
         """What stands before the target: its declaration, or the columns for which it is assigned."""
         if self.serving is not None:
-            return f"if ({self.serving.when}) "
+            return f"if ({self.serving}) "
         if self.kind != "local":
             return ""
         const = "" if self.variable.ctype.endswith("*") else "const "
@@ -354,9 +344,6 @@ class Splitter:
             variable, target = Variable(code.ctype, name), name
             if kind != "local":
                 target = self.places.field(place, name)
-            elif code.serving is not None and code.serving.at:
-                variable = Variable(code.ctype, f"{name}[{code.serving.many}]")
-                target = f"{name}[{code.serving.at}]"
             if kind == "field":
                 self.fields[Place(place.row, place.column)].append(variable)
             text = split.definition(code)

@@ -20,7 +20,7 @@ from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.unscale import gathered, unscaled
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Product, State, Walk
-from fagen.emit.cexpr import FIRST_COLUMN, Lowering, Served
+from fagen.emit.cexpr import FIRST_COLUMN, Lowering, RandomTest, random_test
 from fagen.emit.code import (
     AND,
     COLUMN,
@@ -30,7 +30,6 @@ from fagen.emit.code import (
     SUM,
     Code,
     Place,
-    Serving,
     Split,
     Statement,
     Variable,
@@ -39,6 +38,7 @@ from fagen.emit.loops import LoopText, loop_text
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name
 from fagen.emit.texts import (
+    DrawText,
     ForwardLoop,
     LaggingText,
     LevelText,
@@ -145,6 +145,8 @@ class LoopBuilder:
         """Name, value and vector of a thread's share of each feature axis."""
         features = dict.fromkeys(a for walk in self.stage.walks for s in walk.states for a in s.features)
         self.several_features = len(features) > 1
+        self.wholes: tuple[Node, ...] = ()
+        """What weights are selected from that later phases read: it is kept, rounded as weights are."""
 
     def build(self) -> ForwardLoop:
         """All texts of the stage."""
@@ -201,18 +203,46 @@ class LoopBuilder:
             leaves,
             self.magnitudes.nonpositive,
             addresses={axis: inside},
-            served=None if alone else self.served(leaves),
+            served=None if alone else self.served(),
             step=step,
             rounded=self.coarse,
         )
 
-    def served(self, leaves: Mapping[Node, Code]) -> Served | None:
+    def served(self) -> str | None:
         """One call of the random generator serves columns kv, kv + 1, kv + 8 and kv + 9 of a block of 16:
         those of them that a thread has one after another."""
         if self.walk_axis != KEY_AXIS or self.kernel.block_walk % 16:
             return None
         many = 4 if self.kernel.tiling in ON_TENSOR_CORES else 2 if self.kernel.columns == 8 else 1
-        return Served(Serving(f"c % {many} == 0")) if many > 1 else None
+        return f"c % {many} == 0" if many > 1 else None
+
+    def random_tests(self, terms: Iterable[Term]) -> dict[Node, RandomTest]:
+        """What is asked of random bits alone, where a thread of tensor cores has all elements of their calls:
+        rows q, q + 8 and columns kv, kv + 1, kv + 8, kv + 9, or with another lane these the other way round.
+        """
+        kernel, axes = self.kernel, {self.row_axis, self.walk_axis}
+        if kernel.tiling not in ON_TENSOR_CORES or kernel.block_walk % 16 or kernel.group > 1:
+            return {}
+        nodes = ir.walk([part for term in terms for part in term if part is not None])
+        tests = {node: random_test(node) for node in nodes}
+        return {node: test for node, test in tests.items() if test is not None} if axes == {"q", "kv"} else {}
+
+    def draws(
+        self, tests: Mapping[Node, RandomTest], leaves: dict[Node, Code], loop: LoopText
+    ) -> list[tuple[str, Code]]:
+        """How the ``tests`` are made of a tile, each with its name; ``leaves`` say what they found of an
+        element."""
+        codes, found = self.scope.codes, []
+        across = self.row_axis == KEY_AXIS
+        row = codes.leaf(f"block.{self.row_axis}_start + row0", "int32", ELEMENT, SUM)
+        column = codes.leaf(f"{loop.start} + lane * 2", "int32", ELEMENT, SUM)
+        q, kv = (column, row) if across else (row, column)
+        lower = self.scope.lowering(leaves)
+        for number, (node, test) in enumerate(tests.items()):
+            name = f"drawn{number if len(tests) > 1 else ''}"
+            found.append((name, lower.draw(name, test, q, kv, across)))
+            leaves[node] = codes.leaf(f"{name}(r, c)", "bool", ELEMENT)
+        return found
 
     # -------------------------------------------------------------------------------------------------- tiles
 
@@ -350,8 +380,12 @@ class LoopBuilder:
         distinct = list(dict.fromkeys(terms[state] for state in states if state.features))
         weights = {term: f"weights{i if len(distinct) > 1 else ''}" for i, term in enumerate(distinct)}
         values = self.from_weights(terms, weights, levels, leaves)
+        loop = loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis)
+        draws = self.draws(self.random_tests(values.values()), leaves, loop)
         lower = self.lowering(leaves)
-        roots: list[tuple[Code, Place]] = []
+        roots: list[tuple[Code, Place]] = [(code, ELEMENT) for _, code in draws]
+        wholes = [(lower(value), self.known_at_last(value)) for value in self.wholes]
+        roots += [(code, ELEMENT._replace(phase=level)) for code, level in wholes]
         for state, level in levels.items():
             at = ELEMENT._replace(phase=level)
             value, condition = values[state]
@@ -363,7 +397,6 @@ class LoopBuilder:
         guard_code = lower(walk.guard) if walk.guard is not TRUE else None
         masked = self.masked(walk)
         apart = self.masks_products(walk, masked)
-        loop = loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis)
         guard_split, (begins, ends, rest, sought) = None, self.bounds(walk, lower, number)
         by_bounds = apart or (self.bounds_values and masked is not None and not begins and not rest)
         if guard_code is not None and not by_bounds:
@@ -404,7 +437,7 @@ class LoopBuilder:
                 vector=vector,
                 operand=operand,
                 weights=held,
-                weight=self.weight(value, record) if operand is not None else "",
+                weight=self.weight(terms[state][0], record) if operand is not None else "",
                 condition=split.text(lower(condition), AND) if condition is not None else None,
                 slack=self.slack(state),
                 lost=f"{name}_lost" if self.compensates(state) else None,
@@ -421,6 +454,7 @@ class LoopBuilder:
                 element=splits[level].at(ELEMENT._replace(phase=level)),
                 states=tuple(texts[state] for state, at in levels.items() if at == level),
                 guard=guard_text(splits[level]),
+                wholes=tuple(splits[level].text(code) for code, at in wholes if at == level),
             )
             for level in range(max(levels.values(), default=-1) + 1)
         )
@@ -465,6 +499,7 @@ class LoopBuilder:
             bounds=bounds,
             beyond=beyond,
             row=row,
+            draws=[DrawText(name, splits[0].text(code)) for name, code in draws],
             lagging=self.lagging(walk, levels, texts, leaves),
             stores=stores,
             tiles=tuple(tile for tile in views if not tile.chunked),
@@ -609,6 +644,10 @@ class LoopBuilder:
         found = (i for i, level in enumerate(self.levels_made) if product in level.products)
         return next(found, 0)
 
+    def known_at_last(self, value: Node) -> int:
+        """The phase from which on a value of products is known."""
+        return max(self.known_at(p) for p in self.stage.walks[0].products if ir.depends(value, [p.symbol]))
+
     def tested_at(self, levels: Mapping[State, int]) -> Iterable[int]:
         """The phases in which elements are tested."""
         return sorted(set(levels.values()) - self.vanishing) if self.levels_made else (0,)
@@ -618,7 +657,8 @@ class LoopBuilder:
         return f"{name}[r][c]"
 
     def earlier_products(self, level: int, leaves: dict[Node, Code]) -> Mapping[Node, Node]:
-        """What ``level`` has in place of products of earlier ones, which may stand as ``leaves``."""
+        """What ``level`` has in place of products of earlier ones and of `wholes`, which may stand as
+        ``leaves``."""
         return {}
 
     def left_to_round(self, weights: str, value: Node, earlier: Mapping[Node, str]) -> Node:
@@ -654,6 +694,8 @@ class LoopBuilder:
                     zeros[symbol], named[symbol] = ZERO, weights[terms[other]]
                     leaves[symbol] = self.scope.codes.leaf(text, "float", ELEMENT._replace(phase=at + 1))
             known |= self.earlier_products(level, leaves)
+            earlier = (whole for whole in self.wholes if self.known_at_last(whole) < level)
+            zeros |= {known[whole]: ZERO for whole in earlier}
             value, condition = terms[state]
             found[state] = ir.substitute(value, known), condition
             if limits(ir.substitute(found[state][0], zeros)) is not ZERO:

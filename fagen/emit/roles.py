@@ -22,17 +22,15 @@ from fagen.derive.terms import term_of
 from fagen.derive.unscale import common_factor, differences
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Partial, State, Walk
-from fagen.emit.cexpr import HEAD, Lowering, Served
+from fagen.emit.cexpr import HEAD, Lowering
 from fagen.emit.code import (
     ATOM,
     COLUMN,
     ELEMENT,
     PRODUCT,
     ROW,
-    SUM,
     Code,
     Place,
-    Serving,
     Split,
     Statement,
     Variable,
@@ -54,7 +52,7 @@ from fagen.emit.texts import (
     WalkText,
 )
 from fagen.ir import graph as ir
-from fagen.ir.graph import KEY_AXIS, MINUS_INF, ONE, ZERO, Axis, Index, Input, Map, Node
+from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Input, Map, Node
 from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, Roles
 from fagen.plan.space import CHUNK
 from fagen.plan.warpgroups import (
@@ -72,6 +70,7 @@ from fagen.plan.warpgroups import (
     panel_columns,
     visit_count,
     visit_words,
+    whole,
 )
 
 _PLACES = {
@@ -89,6 +88,7 @@ _PLACES = {
     "hand_pipe": "HAND_PIPE_AT",
     "part_pipe": "PART_PIPE_AT",
     "kept": "KEPT_AT",
+    "whole": "WHOLE_AT",
     "given": "WEIGHTS_AT",
     "weight_pipe": "WEIGHT_PIPE_AT",
 }
@@ -177,6 +177,8 @@ class ForwardRoles(ForwardLoop):
     """Products that later levels read."""
     handed: tuple[str, ...]
     """Arrays of weights that other consumers read."""
+    wholes: int
+    """What weights are selected from that later levels read, counted."""
     own_copies: tuple[CopyText, ...]
     walk_copies: tuple[tuple[CopyText, ...], ...]
     """Of each walk, those of its products."""
@@ -585,7 +587,7 @@ class ForwardRoles(ForwardLoop):
         (walk,) = self.walks
         texts = [statement.text for statement in walk.row]
         texts += [self.text_of(phase, walk, True) for phase in walk.phases]
-        texts.append(self.text_of_mask(walk))
+        texts += [self.text_of_mask(walk), *(draw.text for draw in walk.draws)]
         return any("block." in text for text in texts)
 
     @property
@@ -673,8 +675,9 @@ class _Builder(LoopBuilder):
             else set()
         )
         self.make_by_levels(levels(self.stage))
-        self.kept = kept(self.levels_made)
         self.divided = self.kernel.roles is not None and self.kernel.roles.divided
+        self.wholes = () if self.divided else whole(self.levels_made)
+        self.kept = kept(self.levels_made, self.wholes)
         self.handed = handed(self.levels_made) if self.divided else ()
         self.finds_rows = not self.levels_made and len(self.stage.walks) == 1
         self.announced: list[str] = []
@@ -744,20 +747,6 @@ class _Builder(LoopBuilder):
 
     # ---------------------------------------------------------------------------------------- level by level
 
-    def served(self, leaves: Mapping[Node, Code]) -> Served | None:
-        """One call of the random generator serves rows q and q + 8, too.
-
-        Of rows along kv a thread has two, 8 apart, and of each two columns and those that lie 8 behind: two
-        calls serve these eight elements.
-        """
-        whole = self.walk_axis == "q" and self.kernel.block_walk % 16 == 0
-        if not self.levels_made or self.row_axis != KEY_AXIS or not whole:
-            return super().served(leaves)
-        codes = self.scope.codes
-        of_row = codes.make("r * 8 + {} % 2", (leaves[Index(KEY_AXIS)],), "int32", SUM, PRODUCT, 0)
-        of_column = codes.leaf("c / 2 * 8", "int32")
-        return Served(Serving("r == 0 && c % 4 < 2", "c % 2", 2), (of_column, of_row))
-
     def earlier_weight(self, name: str, value: Node) -> str | None:
         """A weight is kept for later levels as it is rounded, in half the registers."""
         if not self.rounds:
@@ -769,8 +758,13 @@ class _Builder(LoopBuilder):
         return f"value_of(rounded_{name}, r, c)"
 
     def earlier_products(self, level: int, leaves: dict[Node, Code]) -> Mapping[Node, Node]:
-        """Products that later levels read wait apart."""
+        """Products that later levels read wait apart, and so does what weights are selected from."""
         known: dict[Node, Node] = {}
+        for number, value in enumerate(self.wholes):
+            here = self.known_at_last(value) == level
+            known[value] = symbol = ir.Symbol(f"whole{number}_{level}", value.axes, "float")
+            text = f"whole{number}[r][c % 4]" if here else f"whole({number}, r, c)"
+            leaves[symbol] = self.scope.codes.leaf(text, "float", ELEMENT._replace(phase=level))
         for number, product in enumerate(self.kept if self.rounds else ()):
             at = self.known_at(product)
             if at < level:
@@ -1038,6 +1032,7 @@ class _Builder(LoopBuilder):
             levels=made,
             read_again=tuple(product.symbol.name for product in self.kept),
             handed=self.handed_arrays(made),
+            wholes=len(self.wholes),
             own_copies=tuple(own),
             walk_copies=tuple(walks),
             sum_copies=tuple(sums),
@@ -1050,11 +1045,12 @@ class _Builder(LoopBuilder):
 
     def holds(self, loop: ForwardLoop, own: Sequence[CopyText]) -> bool:
         """Whether registers have room for rows that are read late: where weights are made of pairs, and of
-        nothing that is known of a row or of its block."""
+        nothing that is known of a row or of its block, nor drawn."""
         late = sum(-(-self._size(copy.tile.column_axis) // 16) * 4 for copy in own if copy.late)
         texts = [loop.text_of(phase, walk, not walk.apart) for walk in loop.walks for phase in walk.phases]
         alone = not any(loop.says(name, text) for name in ("row", "block") for text in texts)
-        return self.pairs and alone and late <= self.kernel.spare
+        drawn = any(walk.draws for walk in loop.walks)
+        return self.pairs and alone and not drawn and late <= self.kernel.spare
 
     def inside(self) -> str:
         """Sums over rows are of those that are there."""

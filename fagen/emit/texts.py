@@ -123,6 +123,8 @@ class Phase:
     states: tuple[StateText, ...]
     guard: str | None
     """The condition of the walk, as this step says it."""
+    wholes: tuple[str, ...] = ()
+    """What weights are selected from, where it is kept: element by element."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,15 @@ class StoresText:
 
 
 @dataclass(frozen=True)
+class DrawText:
+    """Whether random bits pass a test, known for a thread's elements of a tile before these are weighed."""
+
+    name: str
+    text: str
+    """How that is found out."""
+
+
+@dataclass(frozen=True)
 class WalkText:
     """One pass along the walk axis."""
 
@@ -300,6 +311,8 @@ class WalkText:
     """Whether what is summed is rescaled in a part of its own, before a tile is weighed."""
     row: Sequence[Statement]
     """Row values that this pass needs, computed before it."""
+    draws: Sequence[DrawText]
+    """What says of all elements of a tile whether their random bits pass a test."""
     lagging: LaggingText | None
     stores: StoresText | None
     tiles: tuple[TileText, ...]
@@ -651,12 +664,14 @@ class ForwardLoop:
             "int lane",
             *(f"float (&{product.name})[ROWS][COLUMNS]" for product in walk.products),
             *(f"float (&{weights})[ROWS][COLUMNS]" for weights in walk.weights),
+            *(f"const RandomTests<ROWS, COLUMNS>& {draw.name}" for draw in walk.draws),
         ]
 
     def text_of(self, phase: Phase, walk: WalkText, first: bool) -> str:
         """All that stands in the loop over columns of a phase."""
         texts = [statement.text for statement in phase.element]
         texts += [text for state in phase.states for text in (state.value, state.condition or "")]
+        texts += phase.wholes
         tested = first and not walk.ends_values
         return "\n".join([*texts, walk.counts_in(phase.guard)] if tested else texts)
 

@@ -144,11 +144,17 @@ class Pass:
     column_words: int
     """The 32 bits that they take: there are integers of 64."""
     elements: int
-    """Values that each element reads for itself, random bits among them."""
+    """Values that each element reads for itself."""
+    draws: int
+    """Random bits that each element has."""
     levels: tuple[int, ...]
     """Products of each level, where a warpgroup makes them level by level."""
     kept: int
-    """Those that are kept for later levels."""
+    """Those that are kept for later levels, where other threads make these."""
+    beside: int
+    """The same where the same threads do, which keep ``whole`` values as well."""
+    whole: int
+    """What weights of levels are selected from that later ones read."""
     handed: int
     """Weights of levels that later ones read."""
     divided: tuple[tuple[int, ...], ...]
@@ -320,11 +326,14 @@ def profile(
                 columns=len(columns),
                 column_words=sum(2 if column.kind == "int" else 1 for column in columns),
                 elements=sum(
-                    isinstance(node, Input | Load | Random) and {tile_axis, stage.walk} <= set(node.axes)
+                    isinstance(node, Input | Load) and {tile_axis, stage.walk} <= set(node.axes)
                     for node in ir.walk(weighed)
                 ),
+                draws=sum(isinstance(node, Random) for node in ir.walk(weighed)),
                 levels=tuple(len(level.products) for level in levels),
                 kept=len(warpgroups.kept(levels)),
+                beside=len(warpgroups.kept(levels, warpgroups.whole(levels))),
+                whole=len(warpgroups.whole(levels)),
                 handed=len(warpgroups.handed(levels)),
                 divided=tuple(
                     tuple(sizes.get(axis, 0) for state in level.states for axis in state.features)

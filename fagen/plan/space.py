@@ -124,7 +124,8 @@ def _layout(profile: Profile, tiles: Tiles) -> list[tuple[str, Storage, int, int
             len(profile.outer),
             len(last.levels) > 1 or bool(last.apart),
             last.column_words if last.levels else 0,
-            last.kept,
+            last.kept if tiles.roles.divided else last.beside,
+            0 if tiles.roles.divided else last.whole,
             profile.places,
             last.handed,
             last.late,
@@ -267,6 +268,7 @@ def registers(profile: Profile, tiles: Tiles, least: bool = False) -> int:
                 step.weighted,
                 step.columns,
                 step.elements,
+                step.draws,
                 least,
             )
             for step in profile.passes

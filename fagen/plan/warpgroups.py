@@ -12,7 +12,7 @@ from fagen.derive.levels import Level, by_products
 from fagen.derive.terms import term_of
 from fagen.derive.walk import Product, Stage
 from fagen.ir import graph as ir
-from fagen.ir.graph import Axis, Input, Node, Symbol
+from fagen.ir.graph import ZERO, Axis, Input, Map, Node, Symbol
 from fagen.plan.plan import STORAGE_BYTES, Problem, Roles, Storage
 
 GROUP_ROWS = 64
@@ -55,6 +55,8 @@ _VALUE_REGISTERS = 24
 """More where columns have values: where these lie, and those of the rows that they meet."""
 _READ_REGISTERS = 52
 """More where elements read values: several are on their way at once."""
+_DRAWN_REGISTERS = 8
+"""More where they have random bits, which are drawn beside the products."""
 
 
 def levels(stage: Stage) -> tuple[Level, ...]:
@@ -62,7 +64,7 @@ def levels(stage: Stage) -> tuple[Level, ...]:
 
     They are where nothing is running and weighted sums are of tiles that products read as well, or the walk
     is made again at other positions: such a tile is copied once, and the first products of the next tile run
-    beside the last sums of this one. Random bits are for products first: a call serves columns of one row.
+    beside the last sums of this one.
     """
     if len(stage.walks) != 1 or stage.walks[0].stores:
         return ()
@@ -70,24 +72,45 @@ def levels(stage: Stage) -> tuple[Level, ...]:
     read = {(term.walk, term.over) for product in walk.products for term in product.terms}
     weighted = [state for state in walk.states if state.operand is not None]
     shared = any((state.operand, axis) in read for state in weighted for axis in state.features)
-    random = any(isinstance(node, ir.Random) for node in ir.walk([state.value for state in walk.states]))
-    if not weighted or not (stage.outer or (shared and not random)):
+    if not weighted or not (stage.outer or shared):
         return ()
     return by_products(walk.products, walk.states)
 
 
-def kept(levels: Sequence[Level]) -> tuple[Product, ...]:
-    """Products that a later level reads other than as weights, which stay rounded: they wait in shared
-    memory."""
-    weights: dict[Node, Node] = {}
+def kept(levels: Sequence[Level], known: Collection[Node] = ()) -> tuple[Product, ...]:
+    """Products that a later level reads other than as weights, which stay rounded, or as ``known`` values:
+    they wait in shared memory."""
+    values: dict[Node, Node] = {}
     earlier: list[Product] = []
     found: list[Product] = []
     for level in levels:
-        read = set(ir.walk([ir.substitute(state.value, weights) for state in level.states]))
+        read = set(ir.walk([ir.substitute(state.value, values) for state in level.states]))
         found += [product for product in earlier if product.symbol in read and product not in found]
         earlier += level.products
-        weights |= {state.value: Symbol("weights", state.value.axes, "float") for state in level.states}
+        values |= {value: Symbol("known", value.axes, "float") for value in _made(level, known)}
     return tuple(found)
+
+
+def whole(levels: Sequence[Level]) -> tuple[Node, ...]:
+    """What weights of a level are selected from that a later one reads: ``x`` of ``where(test, x, 0)``, as it
+    is where dropout keeps no weight. It waits in shared memory, rounded as weights are."""
+    values: dict[Node, Node] = {}
+    earlier: list[Node] = []
+    found: list[Node] = []
+    for level in levels:
+        read = set(ir.walk([ir.substitute(state.value, values) for state in level.states]))
+        found += [value for value in earlier if value in read and value not in found]
+        for value in _made(level):
+            values[value] = Symbol("known", value.axes, "float")
+            if isinstance(value, Map) and value.op == "where" and value.args[2] is ZERO:
+                earlier.append(value.args[1])
+    return tuple(found)
+
+
+def _made(level: Level, more: Collection[Node] = ()) -> list[Node]:
+    """The weights of a level, and what they are selected from of the values ``more``."""
+    weights = [state.value for state in level.states]
+    return [*weights, *(value for value in more if any(value in weight.args for weight in weights))]
 
 
 def handed(levels: Sequence[Level]) -> tuple[Node, ...]:
@@ -155,8 +178,8 @@ def shapes(parts: Sequence[int] = (), levels: int = 1, divided: bool = False) ->
     does.
 
     Products of several levels wait for each other: those of whole panels do so least. Of sums with so many
-    features ``parts`` are added to memory; then levels may be ``divided`` among as many consumers, each of
-    which has fewer sums.
+    features ``parts`` are added to memory. Levels may be ``divided`` among as many consumers, each of which
+    has fewer sums.
     """
     if parts:
         part = min(panel_columns(features) for features in parts)
@@ -167,6 +190,8 @@ def shapes(parts: Sequence[int] = (), levels: int = 1, divided: bool = False) ->
         if divided and levels in ADDING_REGISTERS:
             yield Roles(levels, 2, 1, 1, handed=1, part=PART // 2, divided=True), PART
         return
+    if divided and levels in ADDING_REGISTERS:
+        yield Roles(levels, 2, 1, handed=1, divided=True), PART
     for consumers, stages, own_stages in pairs((2, 3, 4, 1), (2, 3, 4), (2, 1)):
         for columns in (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192):
             whole = levels < 2 or columns < PART or columns % PART == 0
@@ -185,6 +210,7 @@ def layout(
     level_by_level: bool = False,
     values: int = 0,
     kept: int = 0,
+    whole: int = 0,
     places: int = 0,
     handed: int = 0,
     late: Collection[int] = (),
@@ -196,7 +222,8 @@ def layout(
     one of each of the outer axes. A tile's buffers follow one another; tiles of different walks overlap.
     Where products are made ``level_by_level``, those after the first have a pipe of their own, and a warp
     brings ``values`` of so many words for each column; so many of their products are ``kept`` for later ones,
-    and where those are made by other consumers so many weights ``handed`` to them. With a work so many
+    and so many values that weights are selected from are ``whole``; where later levels are made by other
+    consumers so many weights are ``handed`` to them. With a work so many
     ``places`` in sorted tables are announced. Own operands that are ``late`` have one buffer, and a pipe.
     """
     late = () if roles.divided else late
@@ -225,6 +252,8 @@ def layout(
     buffers = roles.handed if roles.divided else roles.consumers  # of each consumer its own
     if kept:
         end = add("kept", GROUP_ROWS * buffers * kept, columns, end, "fp32")
+    if whole:
+        end = add("whole", GROUP_ROWS * roles.consumers * whole, columns, end)
     if handed and roles.divided:
         end = add("given", GROUP_ROWS * buffers * handed, columns, end)
     sums = level_by_level or any(operands for _, operands in walks)
@@ -271,12 +300,13 @@ def registers(
     features: Sequence[int],
     values: int,
     read: int,
+    drawn: int,
     least: bool = False,
 ) -> int:
     """Registers of a consumer's thread, estimated: scores, weights, sums, and ``values`` of each column.
 
-    ``read`` counts the values that each element reads for itself. A compiler has those ready early where it
-    has the registers; ``least`` is what it takes where it has not.
+    ``read`` counts the values that each element reads for itself, ``drawn`` its random bits. A compiler has
+    those ready early where it has the registers; ``least`` is what it takes where it has not.
     """
     held = products * columns // 2 + weights * columns // 4
     if least:
@@ -285,6 +315,8 @@ def registers(
         held += values * columns // 4 + _VALUE_REGISTERS + columns // 8
     if read and not least:
         held += _READ_REGISTERS + columns // 6
+    if drawn and not least:
+        held += drawn * (_DRAWN_REGISTERS + columns // 8)
     return _FIXED_REGISTERS + held + sum(-(-length // 8) * 4 for length in features)
 
 

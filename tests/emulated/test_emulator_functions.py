@@ -140,6 +140,14 @@ def philox(key: Sequence[int], counter: Sequence[int]) -> list[int]:
     return [c0, c1, c2, c3]
 
 
+def bits_of(seed: int, ordinal: int, b: int, h: int, q: int, kv: int) -> int:
+    """The 16 bits of an element, from the words of the language's page."""
+    key = [seed % 2**32, (seed // 2**32 + ordinal) % 2**32]
+    words = philox(key, [b, h, (q // 16) * 8 + q % 8, (kv // 16) * 4 + (kv % 8) // 2])
+    number = 4 * ((q % 16) // 8) + 2 * ((kv % 16) // 8) + kv % 2
+    return words[number // 2] >> (16 if number % 2 else 0) & 0xFFFF
+
+
 # The vectors the authors of Philox publish with Random123 (philox4x32, 10 rounds).
 KNOWN = [
     ([0, 0], [0, 0, 0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -175,14 +183,23 @@ def test_dropout_takes_each_element_from_the_word_the_language_says() -> None:
         seed = int(generator.integers(0, 2**64, dtype=np.uint64))
         ordinal, b, h = (int(each) for each in generator.integers(0, 70_000, 3))
         calls.append((seed, ordinal, b, h, q, kv, 0))
-        key = [seed % 2**32, (seed // 2**32 + ordinal) % 2**32]
-        words = philox(key, [b, h, (q // 16) * 8 + q % 8, (kv // 16) * 4 + (kv % 8) // 2])
-        number = 4 * ((q % 16) // 8) + 2 * ((kv % 16) // 8) + kv % 2
-        expected.append(words[number // 2] >> (16 if number % 2 else 0) & 0xFFFF)
+        expected.append(bits_of(seed, ordinal, b, h, q, kv))
     layout = np.dtype([("seed", np.uint64), *((name, np.int32) for name in "obhqkp")])
     x = torch.from_numpy(np.array(calls, dtype=layout).view(np.int32))
     result = run("dropout_element", x, torch.zeros(len(calls), dtype=torch.int32), count=len(calls))
     assert result.tolist() == expected
+
+
+def test_a_thread_of_tensor_cores_knows_which_of_its_elements_pass() -> None:
+    seed, ordinal, b, h, q0, kv0 = 0x1234567890ABCDEF, 3, 2, 5, 48, 160
+    layout = np.dtype([("seed", np.uint64), *((name, np.int32) for name in "obhqkp")])
+    x = torch.from_numpy(np.array([(seed, ordinal, b, h, q0, kv0, 0)] * 32, dtype=layout).view(np.int32))
+    drawn = run("random_tests", x, torch.zeros(32, 8, dtype=torch.int32), count=32).tolist()
+    for lane, r, c in itertools.product(range(32), range(4), range(24)):
+        row, column = lane // 4 + 8 * r, lane % 4 * 2 + c // 2 * 8 + c % 2
+        along, across = (drawn[lane][at] >> c & 1 for at in (r, 4 + r))
+        assert along == (bits_of(seed, ordinal, b, h, q0 + row, kv0 + column) >= 20_000)
+        assert across == (bits_of(seed, ordinal, b, h, q0 + column, kv0 + row) >= 50_000)
 
 
 def test_one_call_serves_eight_elements_that_no_other_call_serves() -> None:

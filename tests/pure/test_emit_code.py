@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import pytest
 
 from fagen.derive.extent import LENGTH
-from fagen.emit.cexpr import Expressions, Lowering, Served
-from fagen.emit.code import BLOCK, COLUMN, ELEMENT, ROW, Code, Codes, Place, Serving, Splitter
+from fagen.emit.cexpr import Expressions, Lowering, random_test
+from fagen.emit.code import BLOCK, COLUMN, ELEMENT, ROW, Code, Codes, Place, Splitter
 from fagen.emit.params import Parameters, number
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
@@ -288,23 +288,25 @@ def test_names_of_an_outer_place_are_known_to_later_splits(point: Point) -> None
 
 
 def test_a_call_of_the_random_generator_serves_neighbours(planned: Plan) -> None:
-    point = Point(planned, served=Served(Serving("c % 2 == 0")))
+    point = Point(planned, served="c % 2 == 0")
     split = point.splitter.split([(point.lower(le(Const(100), Random(0))), ELEMENT)])
     (words,) = split.kept()
     assert words.declared == "if (c % 2 == 0) "
     assert words.text == "dropout_words(block.seed, 0, b, block.n0, q, kv)"
 
 
-def test_several_calls_of_it_are_kept_where_each_serves_others(planned: Plan) -> None:
-    codes = Point(planned).codes
-    place = codes.leaf("c / 2 * 8", "int32"), codes.leaf("r * 8", "int32")
-    point = Point(planned, served=Served(Serving("c % 4 < 2", "c % 2", 2), place))
-    bits = point.lower(le(Const(100), Random(0)))
-    split = point.splitter.split([(bits, ELEMENT)])
-    (words,) = split.kept()
-    assert (words.declared, words.target) == ("if (c % 4 < 2) ", "words[c % 2]")
-    assert words.variable.declared == "RandomWords words[2]"
-    assert split.text(bits) == "100 <= int32(dropout_bits(words[c % 2], c / 2 * 8, r * 8))"
+def test_bits_of_all_elements_of_a_thread_are_drawn_at_once(planned: Plan) -> None:
+    point = Point(planned)
+    test = random_test(le(Const(100), Random(1)))
+    assert test is not None
+    q, kv = (point.codes.leaf(axis, "int32", ELEMENT) for axis in ("q", "kv"))
+    drawn = [point.lower.draw("drawn", test, q, kv, across) for across in (False, True)]
+    split = point.splitter.split([(code, ELEMENT) for code in drawn])
+    assert [split.text(code) for code in drawn] == [
+        f"drawn.draw{across}<100>(block.seed, 1, b, block.n0, q, kv)" for across in ("", "_across")
+    ]
+    assert [statement.target for statement in split.at(BLOCK)] == ["block.seed", "block.n0"]
+    assert random_test(le(Const(65_536), Random(0))) is None, "none passes"
 
 
 @pytest.mark.parametrize(

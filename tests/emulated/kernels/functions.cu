@@ -99,6 +99,28 @@ extern "C" __global__ void dropout_element(const __grid_constant__ Arrays p) {
       p, [](DropoutCall x, DropoutCall) { return dropout_bits(x.seed, x.ordinal, x.b, x.h, x.q, x.kv); });
 }
 
+struct Drawn {
+  uint32 along[4], across[4];  // of rows: bit c for column c
+};
+
+// One warp: a lane has rows 8 apart, of each two of every eight columns, from the even ones of a block of 16 on.
+extern "C" __global__ void random_tests(const __grid_constant__ Arrays p) {
+  for_each<DropoutCall, Drawn>(p, [](DropoutCall x, DropoutCall) {
+    const int row = threadIdx.x / 4, column = threadIdx.x % 4 * 2;
+    RandomTests<4, 24> along, across;
+    along.draw<20000>(x.seed, x.ordinal, x.b, x.h, x.q + row, x.kv + column);
+    across.draw_across<50000>(x.seed, x.ordinal, x.b, x.h, x.q + column, x.kv + row);
+    Drawn drawn = {};
+    for (int r = 0; r < 4; ++r) {
+      for (int c = 0; c < 24; ++c) {
+        drawn.along[r] |= static_cast<uint32>(along(r, c)) << c;
+        drawn.across[r] |= static_cast<uint32>(across(r, c)) << c;
+      }
+    }
+    return drawn;
+  });
+}
+
 struct Exchanges {
   float from_3, flipped_5, down_2, flipped_in_8, down_in_8, sum_8, max_32, min_4;
   uint32 votes, votes_of_half;
