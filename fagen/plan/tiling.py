@@ -221,7 +221,8 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
     if FAMILIES[family].roles:
         whole = max((size for step in counts.passes for size in step.terms), default=0)
         (step, *_) = counts.passes
-        shapes = warpgroups.shapes(step.partials, len(step.levels), bool(step.divided))
+        divided = bool(step.divided and (step.partials or problem.deterministic))
+        shapes = warpgroups.shapes(step.partials, len(step.levels), divided)
         for roles, columns in shapes:
             rows = warpgroups.GROUP_ROWS * roles.row_groups
             yield Tiles("warpgroups", rows, columns, whole, 0, rows // 2, 4, roles)

@@ -44,6 +44,7 @@ CASES: Mapping[str, dict[str, Any]] = {
         "mask": fg.document(IDS) & fg.causal(),
     },
     "divided": {"head_dim": 256, "lengths": (150, 100), "heads": (2, 1), "mask": fg.causal()},
+    "divided, apart": {"head_dim": 192, "lengths": (40, 100), "heads": (2, 1), "mask": fg.causal()},
     "divided, softcap": {
         "head_dim": 192,
         "lengths": (100, 150),

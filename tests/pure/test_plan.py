@@ -199,7 +199,9 @@ def test_warps_with_roles_add_parts_of_a_sum(head_dim: int, shared: bool) -> Non
     assert first.clears == ("dQ_sum",)
     assert not any(buffer.zeroed for buffer in made.buffers)
     apart = plan(replace(asked, deterministic=True))
-    assert not any(kernel.roles.adders for kernel in apart.kernels if kernel.roles)
+    found = [kernel.roles for kernel in apart.kernels if kernel.roles]
+    assert not any(each.adders for each in found)
+    assert [each.divided for each in found] == [False, shared]
 
 
 def test_what_has_no_room_to_be_handed_over_says_so() -> None:
