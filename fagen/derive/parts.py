@@ -26,7 +26,7 @@ from fagen.ir.graph import TRUE, Axis, Graph, Input, Node, Output, Symbol
 
 def in_parts(derivation: Derivation, graph: Graph, axis: Axis) -> Derivation | None:
     """``derivation`` of ``graph`` with the walks along ``axis`` made in parts; None where none can be."""
-    if any(PART_AXIS in argument.axes for argument in graph.arguments):
+    if has_such_axis(graph):
         return None
     maker = _Maker(graph, values_between(derivation.stages, graph))
     stages: list[Stage] = []
@@ -35,6 +35,11 @@ def in_parts(derivation: Derivation, graph: Graph, axis: Axis) -> Derivation | N
     if len(stages) == len(derivation.stages):
         return None
     return replace(derivation, stages=tuple(stages), notes=(*derivation.notes, *maker.notes))
+
+
+def has_such_axis(graph: Graph) -> bool:
+    """Whether a program has an axis of its own that is named as that of parts: no walk of it has any."""
+    return any(PART_AXIS in argument.axes for argument in graph.arguments)
 
 
 @dataclass

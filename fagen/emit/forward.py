@@ -133,8 +133,9 @@ class LoopBuilder:
         self.levels_made: tuple[Level, ...] = ()
         """How products and sums of a tile are made level by level; empty where all products come first."""
         self.vanishing: set[int] = set()
-        self.multiplied: dict[str, str] = {}
         """Levels that need no test of elements."""
+        self.multiplied: dict[str, str] = {}
+        """Weights that lack a factor, and which rounded weights of an earlier level that is."""
         self.names: set[str] = set()
         self.addresses: dict[str, int] = {}
         self.widths: dict[str, int] = {}

@@ -85,7 +85,7 @@ def _run(
     values = by_name(graph, inputs) if isinstance(inputs, Mapping) else tuple(inputs)
     given: dict[Node, Any] = dict(zip(graph.arguments, values, strict=True))
     sizes = bind_sizes(graph, [tuple(value.shape) if isinstance(value, Tensor) else None for value in values])
-    sizes = {**sizes, PART_AXIS: parts}
+    sizes = {PART_AXIS: parts, **sizes}
     memory: dict[str, Tensor] = {}
     for cut in cuts:
         known = dict(given)

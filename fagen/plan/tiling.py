@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product as pairs
 from math import prod
 
+from fagen.derive.parts import has_such_axis
 from fagen.derive.walk import PART_AXIS, Stage
 from fagen.errors import PlanError
 from fagen.ir import graph as ir
@@ -132,7 +133,7 @@ def representative_lengths(problem: Problem, axes: Iterable[Axis]) -> dict[Axis,
         axis: batch if axis in _BATCH else problem.group if axis == GROUP_AXIS else walked for axis in axes
     }
     known |= {axis: _REPRESENTATIVE[name][0] for axis, name in classes.items()}
-    if PART_AXIS in known:
+    if PART_AXIS in known and not has_such_axis(problem.graph):
         works = prod(known[axis] for axis in _BATCH if axis in known)
         longest = max(known[axis] for axis in known if axis in OPEN_AXES)
         slots = _USUAL_RESIDENT * arch_for(problem.arch).multiprocessors
@@ -243,7 +244,7 @@ def _rows(counts: Profile, problem: Problem, warp: int) -> Iterator[Tiles]:
 
     Parts of a walk are few, and what they found lies side by side for several rows.
     """
-    if counts.walk_axis == PART_AXIS:
+    if counts.walk_axis == PART_AXIS and not has_such_axis(problem.graph):
         for rows in (16, 8):
             yield Tiles("registers", rows, PART_LANES, 0, 0, rows, PART_LANES)
         return

@@ -125,6 +125,25 @@ def test_an_axis_of_that_name_is_left_to_its_user() -> None:
 
     graph = taken.trace().graph
     assert in_parts(derive(graph), graph, "kv") is None
+    values = [torch.randn(2, heads, length, 8) for heads, length in ((4, 5), (2, 20), (2, 20))]
+    (found,) = interpret(derive(graph), graph, values)
+    (exact,) = evaluate(graph, values)
+    torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-12)
+
+
+def test_rows_along_an_axis_of_that_name_are_planned_as_others() -> None:
+    @fg.program
+    def total(x: fg.Tensor["n part"]):
+        return fg.sum(x * 2.0, over="part")
+
+    @fg.program
+    def same(x: fg.Tensor["n m"]):
+        return fg.sum(x * 2.0, over="m")
+
+    made, other = planned(total.trace().graph, n=2000, part=40), planned(same.trace().graph, n=2000, m=40)
+    assert in_walks(made) == ["part"]
+    assert [kernel.threads for kernel in made.kernels] == [kernel.threads for kernel in other.kernels]
+    assert [kernel.block_own for kernel in made.kernels] == [kernel.block_own for kernel in other.kernels]
 
 
 # ------------------------------------------------------------------------------------------- what is planned
