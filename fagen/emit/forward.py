@@ -467,7 +467,7 @@ class LoopBuilder:
         known = [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else []
         bounds = _extreme("maximum", begins, guard_split), _extreme("minimum", ends, guard_split)
         together = self.bits and apart and self.one_loop(bool(begins)) and not self.reads_columns(guard_split)
-        between = bool(begins) and len(ends) > 1 and not rest
+        between = bool(begins) and len(ends) > 1 and not rest and not draws  # these are of rows 8 apart
         by_sets = between and together and loop.full is not None and self.by_sets(walk, guard_split, places)
         of_columns = [*guard_split.at(ROW), *places] if guard_split and by_sets else []
         told = by_sets and bool(places)

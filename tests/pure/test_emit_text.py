@@ -309,3 +309,18 @@ def test_deep_formulas_are_emitted_and_long_ones_cut_in_comments(rounds: int, di
 def test_a_formula_that_is_too_deep_is_refused() -> None:
     with pytest.raises(UsageError, match=r"attention: the output out nests 6\d\d operations in one another"):
         _nested(300)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_what_is_drawn_is_of_rows_that_follow_each_other(dropout: float) -> None:
+    """Where a warp has two sets of rows far apart, each may be left out: bits are drawn for all at once."""
+    kernel = fg.compile(
+        head_dim=96,
+        dtype="bf16",
+        arch="RTX 4090",
+        family="sm80",
+        mask=fg.sliding_window(700, 0),
+        dropout=dropout,
+    )
+    text = kernel.compiled.candidate(0).emitted.text
+    assert ("by_sets" in text, "drawn.draw<" in text) == (not dropout, bool(dropout))
