@@ -155,3 +155,15 @@ def test_an_unsound_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_the_sample_are_right(family: str, case: Case) -> None:
     with emulation(schedule=SCHEDULES[case.number % 3], seed=case.seed):
         check_gradients(case, "cpu", family)
+
+
+@pytest.mark.cxx
+def test_gradients_of_several_ranges_stay_within_arrays() -> None:
+    """Behind the last tile of several ranges there is no next one, of which nothing may be read either."""
+    case = next(
+        case
+        for case in differentiable(sample("sm80"), "sm80")
+        if "speculative_tree_training" in str(case) and case.q_len * case.kv_len <= 2**13
+    )
+    with emulation(checker="address", seed=case.seed):
+        check_gradients(case, "cpu", "sm80")
