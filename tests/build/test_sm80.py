@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 import fagen as fg
-from fagen.run.build import Built, build
+from fagen.run.build import build
 
 COLD_COMPILE_SECONDS = 4.0
 IDS = fg.capture(torch.tensor([[0, 0, 1, 1]], dtype=torch.int32), "b q", sorted=True)
@@ -64,15 +62,9 @@ def test_a_cold_compile_takes_less_than_four_seconds_of_a_core(name: str, cold_c
     assert 0.1 < children_seconds() - before < COLD_COMPILE_SECONDS
 
 
-@lru_cache(maxsize=1)
-def built() -> Mapping[str, Built]:
-    with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda case: build(text_of(**case), name="test", arch="sm_90a"), CASES.values())
-        return dict(zip(CASES, made, strict=True))
-
-
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_candidate_keeps_all_in_registers(name: str) -> None:
-    for used in built()[name].functions.values():
+    built = build(text_of(**CASES[name]), name="test", arch="sm_90a")
+    for used in built.functions.values():
         assert max(used.spill_store_bytes, used.spill_load_bytes) <= SPILLED.get(name, 0), used

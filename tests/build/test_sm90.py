@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
 
 import fagen as fg
-from fagen.run.build import Built, build
+from fagen.run.build import build
 
 IDS = torch.tensor([[0, 0, 1, 1]])
 LINES, LINES_OF_GRADIENTS = 420, 660
@@ -44,17 +42,10 @@ def text_of(name: str) -> str:
     return kernel.compiled.candidate(0).emitted.text
 
 
-@lru_cache(maxsize=1)
-def built() -> Mapping[str, Built]:
-    with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda name: build(text_of(name), name="test", arch="sm_90a"), ALL)
-        return dict(zip(ALL, made, strict=True))
-
-
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", ALL)
 def test_the_first_candidate_builds_well(name: str) -> None:
-    found = built()[name]
+    found = build(text_of(name), name="test", arch="sm_90a")
     assert not [line for line in found.warnings if "(C75" in line]
     for used in found.functions.values():
         assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0), used
