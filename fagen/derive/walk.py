@@ -134,7 +134,7 @@ class Stage:
 
     ``walk`` is None for a stage that only maps elements; it then has no walks. The walk is made at each
     position of the ``outer`` axes, one after another, and sums go on from one to the next. Where an own axis
-    is the one of ``parts``, a block has every so manieth of the tiles that the walk visits.
+    is the one of ``parts``, blocks take turns with the tiles that the walk visits.
     """
 
     name: str
