@@ -160,6 +160,7 @@ def _folded(line: str, indent: int) -> list[str]:
 
 _BREAKS = (
     (" = ", 3),
+    ("{ ", 2),
     (" ? ", 1),
     (" : ", 1),
     (" || ", 4),
@@ -185,15 +186,19 @@ def _break(line: str, room: int) -> tuple[str, str]:
         return loop[1], loop[2]
     best: tuple[float, int] | None = None
     several = _SEVERAL.search(line)
-    depth = 0
+    depth = angles = 0
     for i, character in enumerate(line[:room]):
-        if character in "([{":
+        if character == "<" and re.match(r"\w<\S", line[i - 1 : i + 2]):  # of a template: others have spaces
+            angles += 1
+        elif character == ">" and angles:
+            angles -= 1
+        elif character in "([{":
             depth += 1
         elif character in ")]}":
             depth -= 1
         for rank, (mark, width) in enumerate(_BREAKS):
             if line.startswith(mark, i) and i + width <= room and i > 4:
-                key = depth + rank / len(_BREAKS) - i / (2 * room)
+                key = depth + angles + rank / len(_BREAKS) - i / (2 * room)
                 if mark == " = " and (several or len(line) - i > room):
                     continue
                 if best is None or key <= best[0]:

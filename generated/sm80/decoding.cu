@@ -233,10 +233,9 @@ namespace forward_0_loop_ {
     };
     int kv_start = block.part * BLOCK_KV;
     copy_operand<THREADS, HEAD_DIM>(K, kv_start, kv_start < kv_end ? p.kv_len : kv_start, block.K, p.K_kv);
-    fill_operand<THREADS,
-        HEAD_DIM>(Q, 0, minimum(BLOCK_Q, p.q_len - block.q_start) * GROUP,
-        [&](int i,
-        int d) { return to_float(block.Q[(block.hk * GROUP + i % GROUP) * p.Q_h +
+    fill_operand<THREADS, HEAD_DIM>(Q, 0, minimum(BLOCK_Q, p.q_len - block.q_start) * GROUP,
+        [&](int i, int d) {
+        return to_float(block.Q[(block.hk * GROUP + i % GROUP) * p.Q_h +
         (block.q_start + i / GROUP) * p.Q_q + d * p.Q_d]); });
     copy_async_commit();
     while (kv_start < kv_end) {

@@ -278,16 +278,16 @@ namespace backward_1_roles_ {
         UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc0[r][f + 2 * i], acc0[r][f + 2 * i + 1]);
         exchange_quad(word);
         const int d = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dK[row.kv * p.dK_kv + d]), Vec<uint32,
-            4>{word[0], word[1], word[2], word[3]});
+        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dK[row.kv * p.dK_kv + d]),
+            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
       }
       UNROLL for (int f = 0; f < FEATURES_DV; f += 8) {
         uint32 word[4];
         UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc1[r][f + 2 * i], acc1[r][f + 2 * i + 1]);
         exchange_quad(word);
         const int dv = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dV[row.kv * p.dV_kv + dv]), Vec<uint32,
-            4>{word[0], word[1], word[2], word[3]});
+        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dV[row.kv * p.dV_kv + dv]),
+            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
       }
     }
   }
@@ -329,8 +329,8 @@ namespace backward_1_roles_ {
           };
           int kinds = 0;  // two bits a consumer: 0 passes over the tile, 2 needs no test, 1 neither
           UNROLL for (int group = 0; group < CONSUMERS; ++group) kinds |= kind_of(block, group) << 2 * group;
-          store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
-              4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
+          store_vector(visits, 4 * (column_at.count % VISITS),
+              Vec<int32, 4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
           arrive(visit_pipe.filled(column_at.count % VISITS));
           column_pipe.wait_free(column_at);
           const Barrier filled = column_pipe.fill(column_at, QTile::BYTES);
@@ -431,8 +431,8 @@ namespace backward_1_roles_ {
                 f + SumPart::COLUMNS >= HEAD_DIM) hand_pipe.free_by_warp(hand_at);
             part_pipe.wait_free(part_at);
             store_part(buffer<SumPart>(PARTS_AT, part_at.stage()), part);
-            if (threadIdx.x % 128 == 0) store_vector(places, 4 * part_at.stage(), Vec<int32,
-                4>{visit[0] + i, f, block.h, block.b});
+            if (threadIdx.x % 128 == 0) store_vector(places, 4 * part_at.stage(),
+                Vec<int32, 4>{visit[0] + i, f, block.h, block.b});
             fence_async();
             part_pipe.fill_by_warp(part_at);
             part_at.next();

@@ -217,8 +217,8 @@ namespace backward_1_roles_ {
   __device__ __forceinline__ void hand(int number, const Left<bf16> (&weights)[COLUMNS / 4]) {
     UNROLL for (int c = 0; c < COLUMNS; c += 4) {
       const Left<bf16>& four = weights[c / 4];
-      store_vector(handed_at(number, c), 0, Vec<uint32,
-          4>{four.word[0], four.word[1], four.word[2], four.word[3]});
+      store_vector(handed_at(number, c), 0,
+          Vec<uint32, 4>{four.word[0], four.word[1], four.word[2], four.word[3]});
     }
   }
 
@@ -289,8 +289,8 @@ namespace backward_1_roles_ {
         UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc1[r][f + 2 * i], acc1[r][f + 2 * i + 1]);
         exchange_quad(word);
         const int dv = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dV[row.kv * p.dV_kv + dv]), Vec<uint32,
-            4>{word[0], word[1], word[2], word[3]});
+        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dV[row.kv * p.dV_kv + dv]),
+            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
       }
     }
   }
@@ -312,8 +312,8 @@ namespace backward_1_roles_ {
         UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc0[r][f + 2 * i], acc0[r][f + 2 * i + 1]);
         exchange_quad(word);
         const int d = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dK[row.kv * p.dK_kv + d]), Vec<uint32,
-            4>{word[0], word[1], word[2], word[3]});
+        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dK[row.kv * p.dK_kv + d]),
+            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
       }
     }
   }
@@ -347,8 +347,8 @@ namespace backward_1_roles_ {
           // the same two bits for each consumer: 2 needs no test, 1 does
           const int kinds = block.kv_last + p.q_len <= q_start + p.kv_len && q_start + BLOCK_Q <= p.q_len &&
               block.kv_start + BLOCK_KV <= p.kv_len ? 0xaa : 0x55;
-          store_vector(visits, 4 * (column_at.count % VISITS), Vec<int32,
-              4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
+          store_vector(visits, 4 * (column_at.count % VISITS),
+              Vec<int32, 4>{q_start, kinds | (next < 0 && g == p.group - 1) << 16, g});
           arrive(visit_pipe.filled(column_at.count % VISITS));
           column_pipe.wait_free(column_at);
           const Barrier filled = column_pipe.fill(column_at, dOTile::BYTES);
@@ -428,8 +428,8 @@ namespace backward_1_roles_ {
             UNROLL for (int first = 0; first < 64; first += SumPart::COLUMNS) {
               part_pipe.wait_free(part_at);
               store_part(buffer<SumPart>(PARTS_AT, part_at.stage()), part, first);
-              if (threadIdx.x % 128 == 0) store_vector(places, 4 * part_at.stage(), Vec<int32,
-                  4>{visit[0] + i, f + first, block.h, block.b});
+              if (threadIdx.x % 128 == 0) store_vector(places, 4 * part_at.stage(),
+                  Vec<int32, 4>{visit[0] + i, f + first, block.h, block.b});
               fence_async();
               part_pipe.fill_by_warp(part_at);
               part_at.next();

@@ -281,6 +281,9 @@ def test_layout() -> None:
     assert len(lines) == 4
     loop, step = "for (int i = 0; i < COUNT; ++i)", f"sum = add({', '.join(f'term{i}' for i in range(12))});"
     assert laid_out(f"{loop} {step}") == f"{loop}\n    {step}\n"
+    copied, each = "fill<THREADS, HEAD_DIM>(tile, 0, minimum(BLOCK, p.length),", "[&](int i, int d) {"
+    made = f"return Vec<float, 2>{{{', '.join(f'value{i}' for i in range(8))}}}; }});"
+    assert laid_out(f"{copied} {each} {made}") == f"{copied}\n    {each}\n    {made}\n"
     assert all(len(line) <= 110 and not re.search(r"\(\w+ \|\|$", line) for line in lines)
 
 
