@@ -6,7 +6,7 @@ and store beyond their multiprocessor, each re-reading counted. *Least* bytes ar
 memory sees something between: blocks that run at the same time share what they read through the L2 cache.
 
 A `Profile` keeps counts by the axes they depend on; `Model` puts lengths and tile sizes in. Ranking hundreds
-of candidates so takes milliseconds.
+of candidates thus takes milliseconds.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ WARPGROUP_UNHIDDEN, WARPGROUP_WAIT_CYCLES = 0.6, 100
 WARPGROUP_BESIDE = 0.1
 """The part of other limits that the tightest one does not hide."""
 WARPGROUP_LEVELS = 1.2
-"""How many times as long products take that are made level by level where all of their sums stay in registers
-(measured for heads of 160 and 256): nothing is beside them."""
+"""How many times as long products take that are made level by level, where all of their sums stay in
+registers (measured for head dims of 160 and 256): nothing runs beside them."""
 WARPGROUP_PART_CYCLES = 640
-"""From what was handed over to its product with a panel of rows, stored: adders make one after another."""
+"""From when a tile is handed over until its product with a panel of rows is stored: adders make one after
+another."""
 WARPGROUP_IN_SECTORS = 2.7
-"""A byte copied in bulk from rows that begin within sectors takes as long as so many."""
+"""How many times as long a byte takes that is copied in bulk from rows that begin within sectors."""
 WARPGROUP_TILE_CYCLES = 300
 """From tile to tile: products begin and end, and what they wait for is passed on."""
 WARPGROUP_SLOTS = 90
@@ -76,17 +77,17 @@ WARPGROUP_SLOTS = 90
 WORK_CYCLES = {1: 3500, 2: 2000}
 """To begin and end a work, by the number of buffers of its rows: with two the next ones are on their way."""
 WARPGROUP_RESCALED = 0.1
-"""Of the tiles, those that rescale what was summed: a maximum may lag behind."""
+"""The part of the tiles that rescale what was summed: a maximum may lag behind."""
 WARPGROUP_PACE = 0.82
-"""What the parts of a work take together, of what they take one by one; not where products are made level by
-level."""
+"""The time that the parts of a work take together, as a part of what they take one by one; not where products
+are made level by level."""
 SCHEDULERS = 4
 """Of a multiprocessor; each hides what a warp waits for if it has another."""
 ADDED_SLOTS = 2
-"""Instructions that take as long as it takes to add an element of a partial sum to memory."""
+"""How many instructions take as long as adding an element of a partial sum to memory."""
 ADDED_TIMES = 2
-"""A byte that is added to in the L2 cache is read there and written; bulk reductions take no longer than to
-write it."""
+"""A byte that is added to in the L2 cache is read there and written; in a bulk reduction it takes no longer
+than to be written."""
 PART = 8
 """Terms of a product that are summed alone first, of more than 16, in templates/arch/simt.j2."""
 COPY_SLOTS = 4

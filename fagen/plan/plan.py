@@ -32,7 +32,7 @@ STORAGE_BYTES: Mapping[Storage, int] = {
 
 Tiling: TypeAlias = Literal["registers", "shared", "element", "fragments", "warpgroups"]
 """How products are tiled: a micro-tile in each thread's registers, tiles in shared memory, one thread an
-element; 16-bit fragments that a warp multiplies on tensor cores, or tiles that a warpgroup does."""
+element; 16-bit fragments that a warp multiplies on tensor cores, or tiles that a warpgroup multiplies."""
 
 Schedule: TypeAlias = Literal["forward_loop", "forward_roles", "backward_loop", "product", "rowwise"]
 """The template that says who does what when: `templates/schedule/NAME.cu.j2`."""
@@ -129,7 +129,7 @@ class SharedTile:
 
 
 WARPGROUP = 128
-"""Threads; those of one whose one thread has tiles copied, too."""
+"""Threads of a warpgroup, also of the one of which a single thread has tiles copied."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Roles:
     own_stages: int
     """Buffers of each tile of rows."""
     adders: int = 0
-    """Warpgroups that multiply what consumers hand over, and have the parts of sums that gives added to
+    """Warpgroups that multiply what consumers hand over, and have the resulting parts of sums added to
     memory."""
     handed: int = 0
     """Buffers, used in turn, of what is handed over."""
@@ -212,13 +212,13 @@ class KernelPlan:
     held: bool = False
     """Whether warps keep the fragments of their rows in registers for the whole walk."""
     spare: int = 0
-    """Registers that a thread is estimated to have beyond those that it needs; negative: a compiler may yet
-    do with what there is."""
+    """Registers that a thread is estimated to have beyond those that it needs; negative: a compiler may
+    still manage with what there is."""
     near: int = 0
     """Positions of the walk whose operands the L2 cache is to hold, where blocks read them faster than device
     memory gives them: blocks that read the same follow each other. 0 where that does not matter."""
     clears: tuple[str, ...] = ()
-    """Buffers that later kernels add to, of which it makes each of its rows 0."""
+    """Buffers that later kernels add to, of which it sets its own rows to 0."""
     group: int = 1
     """Query heads of a key head that share the rows of a tile: row r is position ``r / group`` of
     ``tile_axis`` at position ``r % group`` of the group axis, which is then no axis of the grid."""

@@ -23,15 +23,15 @@ BARRIER_WORDS = 2
 FRAGMENT = 16
 """Rows and columns of the block of operands that a warp loads at once."""
 LOOP_REGISTERS = 12
-"""More of them in a loop with products of tiles."""
+"""Registers that a loop with products of tiles takes beside its values."""
 BUSY_SLOTS, BUSY_REGISTERS = 30, 40
-"""Beyond so many instructions for an element, and what computing it then holds."""
+"""Instructions for an element beyond which computing it holds registers of its own, and how many."""
 RANDOM_REGISTERS = 40
 """The state of a random generator that serves several elements of a thread."""
 FIXED_REGISTERS = 40
 """Addresses, counters and temporaries of a thread."""
 SAVED_REGISTERS = 12
-"""Of these, what a thread does without whose accumulators leave no more."""
+"""How many of these a thread does without where its accumulators leave no more."""
 
 
 def round_up(x: int, multiple: int) -> int:

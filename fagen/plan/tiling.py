@@ -30,15 +30,15 @@ from fagen.plan.space import (
 )
 
 FINALISTS = 16
-"""Candidates whose memory traffic is looked at: those whose arithmetic takes least time."""
+"""Candidates whose memory traffic is looked at: those whose arithmetic takes the least time."""
 MORE_REGISTERS = 8
-"""What the next candidate has more of them, at least, where a compiler found too few."""
+"""How many more to spare the next candidate has, at least, where a compiler found too few."""
 ROOMIER_REGISTERS = 32
-"""What a thread has more of them, at least, where fewer blocks share a multiprocessor."""
+"""How many a thread gains, at least, where fewer blocks share a multiprocessor."""
 LARGEST_HEAD_DIM = 1 << 16
 """Where the search for a size that fits ends."""
 PART_LANES = 16
-"""Threads that merge the parts of a value, each every so manieth of them: there are few parts."""
+"""Threads that merge the parts of a value, of which each takes every sixteenth: there are few parts."""
 
 _NAMES = {"d": "head_dim", "dv": "v_head_dim"}
 _USUAL_DEPTH = 128
@@ -47,9 +47,9 @@ _USUAL_RESIDENT = 2
 _FEW_ROWS = 32
 _ROWS_A_BLOCK = 64
 _LONG_WALK, _VERY_LONG_WALK = 512, 16_384
-"""Positions from which on a few walks are worth being made in parts, and so many as fill the machine."""
+"""Positions from which on it pays to make a few walks in parts, and as many as fill the machine."""
 _MERGED = 32
-"""Positions that take as long, in one walk, as it takes to merge the parts of each."""
+"""Positions of a walk that take as long as it takes to merge its parts."""
 _REPRESENTATIVE = {
     "few": (8, 8),
     "long": (16_384, 2),
@@ -60,7 +60,7 @@ _REPRESENTATIVE = {
 """For each class: the length of its axis, and of batch and heads."""
 _BATCH = ("b", "hk")
 _WALKED = {"short": 1024}
-"""Of any other axis of which nothing is known, where it is not `_LONG`."""
+"""For a class: the length of any other axis, where it is not `_LONG`."""
 _LONG = 4096
 
 
@@ -75,9 +75,9 @@ def length_classes(
     Of the last axis of the first output that is not in ``sizes``: ``few`` rows (a small tile wastes less;
     where they also leave most multiprocessors idle, the axis that their walk is made along may be ``long``),
     ``some`` (too few tiles of the usual size for all multiprocessors), and nothing for many, the usual case.
-    Where blocks take one work after another, they are ``short`` while a work is: its tiles are then fewer
-    than its start and end are worth, the more so where a mask leaves half of them. So are works that end
-    where a search in a sorted table finds it: whatever its length, that is what such tables are for.
+    Where blocks take one work after another, rows are ``short`` where a work is: its tiles then take less
+    time than its start and end, the more so where a mask leaves half of them. So are works whose end is found
+    by a search in a sorted table, at any length: such tables are there to end walks early.
     """
     fixed = {axis for axis, _ in sizes}
     rows = [axis for axis in graph.outputs[0].node.axes if axis not in fixed]
@@ -98,11 +98,12 @@ def length_classes(
 
 
 def _pays_in_parts(works: int, length: int, arch: Arch) -> bool:
-    """Whether so many walks of a length are worth being made in parts.
+    """Whether it pays to make so many walks of a length in parts.
 
     One block reads at about twice a multiprocessor's share of what memory gives: of few walks, the part
-    ``1 - 2 works / multiprocessors`` of the time is saved, which has to pay for a second kernel. More of them
-    share memory as well as their parts do, but where they are very long: the last leave others idle for long.
+    ``1 - 2 works / multiprocessors`` of the time is saved, which has to pay for a second kernel. More walks
+    use memory as well as their parts would, unless they are very long: the last ones then leave most
+    multiprocessors idle for long.
     """
     if length >= _VERY_LONG_WALK:
         return 2 * works <= 3 * arch.multiprocessors
@@ -291,8 +292,8 @@ def _loops(counts: Profile) -> Iterator[Tiles]:
 def _fragments(counts: Profile) -> Iterator[Tiles]:
     """A warp has 16 rows, or 32, so that a fragment of the walk's operands serves two products.
 
-    A tile of the walk has more than 64 columns where it is no larger than with 64 of a usual head dim. Of
-    larger ones eight warps have 16 rows each, in registers: they all share what is copied.
+    A tile of the walk has more than 64 columns only where that makes it no larger than 64 columns of a usual
+    head dim. At larger head dims eight warps may keep 16 rows each in registers: all share what is copied.
     """
     whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), FRAGMENT)
     for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64, 128)):

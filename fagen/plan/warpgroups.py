@@ -26,15 +26,15 @@ REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 """Registers of a thread of the producer and of the consumers, by the number of consumers."""
 
 SEEKING_REGISTERS = REGISTERS | {2: (40, 232)}
-"""The same where all of a warp of the producer's looks for tiles, or brings values of columns."""
+"""The same where a whole warp of the producer looks for tiles, or brings values of columns."""
 ADDING_REGISTERS = {2: (32, 208)}
-"""The same where a warpgroup more adds parts of sums to memory."""
+"""The same where one more warpgroup adds parts of sums to memory."""
 
 MOST_EXPONENT: Mapping[Storage, float] = {"bf16": 40.0, "fp16": 10.0}
 """How far from 0 exponents may lie so that weights of a type and their sums in fp32 stay as precise."""
 
 MOST_AT_LAUNCH = 128
-"""The same that registers have room for at the launch of four warpgroups, whatever they have later."""
+"""Columns of sums that registers have room for at the launch of four warpgroups, whatever they have later."""
 _COORDINATES = 2
 """Axes of a tensor map beside those of a tile."""
 PART = 64
@@ -44,13 +44,13 @@ PARTS = 2
 ADDER_REGISTERS = 64
 """Of a thread of those that multiply what consumers hand over."""
 _OUTER_AXES = 2
-"""Positions along which are announced with a tile."""
+"""Axes at most, the positions along which are announced with a tile."""
 _FIXED_REGISTERS = 30
 """Of a consumer: positions, statistics, addresses."""
 _LEVEL_REGISTERS = 44
 """The same of one whose products are made level by level: positions in buffers are kept for two tiles."""
 _LEAST_REGISTERS = 28
-"""What such a one does with: the first 24 hold no sums, the last two nothing."""
+"""What such a consumer can do with: the first 24 hold no sums, the last two nothing."""
 _VALUE_REGISTERS = 24
 """More where columns have values: where these lie, and those of the rows that they meet."""
 _READ_REGISTERS = 52
@@ -62,9 +62,9 @@ _DRAWN_REGISTERS = 8
 def levels(stage: Stage) -> tuple[Level, ...]:
     """How products and sums of a tile are made level by level; none where each tile's products come first.
 
-    They are where nothing is running and weighted sums are of tiles that products read as well, or the walk
-    is made again at other positions: such a tile is copied once, and the first products of the next tile run
-    beside the last sums of this one.
+    They are made so where nothing is running, and weighted sums are of tiles that products read as well, or
+    the walk is made again at other positions: such a tile is copied once, and the first products of the next
+    tile run beside the last sums of this one.
     """
     if len(stage.walks) != 1 or stage.walks[0].stores:
         return ()
