@@ -6,9 +6,10 @@ The test files of both import these functions and give them their ``device``.
 from __future__ import annotations
 
 import math
+import mmap
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -542,25 +543,29 @@ def test_nothing_in_gives_nothing_out(device: str, empty: dict[str, int]) -> Non
 
 
 def test_more_than_65535_heads_and_batch_entries(device: str) -> None:
-    q, k, v = tensors(device, batch=7, heads=10_000, q_len=1, kv_len=3, head_dim=2)
-    expected = ((q @ k.mT) * 2**-0.5).softmax(-1) @ v
-    torch.testing.assert_close(fg.attention(q, k, v), expected, rtol=1e-4, atol=1e-5)
+    q, k, v = tensors(device, batch=70, heads=1_000, q_len=1, kv_len=3, head_dim=2)
+    lengths = torch.full((70,), 3, device=device)
+    if device == "cpu":
+        lengths[2:-5] = 0  # the emulator takes a quarter of the time for blocks that have only zeros to write
+    expected = ((q @ k.mT) * 2**-0.5).softmax(-1) @ v * (lengths > 0)[:, None, None, None]
+    found = fg.attention(q, k, v, mask=fg.padding(lengths))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 class Room:
-    """A few numbers far apart in memory that no one else touches: on the CPU in a file with holes."""
+    """Numbers far apart in memory that no one else touches: on the CPU in a file with holes, and no disk."""
 
-    def __init__(self, device: str, folder: Path) -> None:
-        self.device, self.folder = device, folder
+    def __init__(self, device: str) -> None:
+        self.device = device
 
     def spread(self, tensor: Tensor, strides: Sequence[int]) -> Tensor:
         """``tensor`` with other strides, in memory of its own."""
         reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True))
         if self.device == "cpu":
-            path = self.folder / f"{len(list(self.folder.iterdir()))}"
-            with path.open("wb") as file:
-                file.truncate(reach * tensor.element_size())
-            memory = torch.from_file(str(path), shared=True, size=reach, dtype=tensor.dtype)
+            file = os.memfd_create("room")
+            os.ftruncate(file, reach * tensor.element_size())
+            memory = torch.frombuffer(mmap.mmap(file, 0), dtype=tensor.dtype)
+            os.close(file)
         else:
             memory = torch.empty(reach, dtype=tensor.dtype, device=self.device)
         far = memory.as_strided(tensor.shape, strides)
@@ -569,19 +574,19 @@ class Room:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_offsets_have_64_bits(device: str, which: int, tmp_path: Path) -> None:
+def test_offsets_have_64_bits(device: str, which: int) -> None:
     given = list(tensors(device, torch.float16, q_len=70, kv_len=70))
     expected = fg.attention(*given, mask=fg.causal())
     b, h, s, d = given[which].stride()
-    room = Room(device, tmp_path)
+    room = Room(device)
     given[which] = room.spread(given[which], (b, h, 2**31 // 60, d))
     torch.testing.assert_close(fg.attention(*given, mask=fg.causal()), expected)
     given[which] = room.spread(given[which].contiguous(), (b, 2**31 + 2**20, s, d))
     torch.testing.assert_close(fg.attention(*given, mask=fg.causal()), expected)
 
 
-def test_offsets_of_masks_and_biases_have_64_bits(device: str, tmp_path: Path) -> None:
-    given, room = tensors(device), Room(device, tmp_path)
+def test_offsets_of_masks_and_biases_have_64_bits(device: str) -> None:
+    given, room = tensors(device), Room(device)
     pairs = torch.rand(70, 70, generator=torch.Generator().manual_seed(2)).to(device) < 0.5
     bias = torch.randn(2, 70, 70, generator=torch.Generator().manual_seed(3)).half().to(device)
     expected = attend(given, mask=fg.capture(pairs, "q kv"), bias=bias)

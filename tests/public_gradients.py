@@ -96,8 +96,8 @@ def test_b27_gradients_of_a_window_of_0(device: str) -> None:
 
 
 def test_b33_dropout_drops_the_same_in_both_directions(device: str) -> None:
-    shapes = (1, 4096, 1, 4), (1, 4096, 1, 4), (1, 4096, 1, 4)
-    given = [torch.ones(shape, device=device, requires_grad=True) for shape in shapes]
+    heads = 4096 if device == "cuda" else 1024
+    given = [torch.ones(1, heads, 1, 4, device=device, requires_grad=True) for _ in "qkv"]
     out = fg.attention(*given, dropout=0.5)
     *_, dv = torch.autograd.grad(out, given, torch.ones_like(out))
     assert torch.equal(dv, out)  # each head is one coin

@@ -111,42 +111,40 @@ def test_explain_prints_the_plan_at_the_lengths():
 
 HEAVY = ("torch", "pycuda", "cuda")
 
+WITHOUT_TENSORS = (
+    ("emit", "--mask", "causal & document & ~padding", "--score", "[softcap(30), relative_bias]"),
+    ("emit", "--mask", "prefix_lm | global_tokens | document_lengths([3, 4])", "--dropout", "0.1"),
+    ("explain", "--mask", "causal", "--q-len", "300"),
+    ("ladder", "--model-only"),
+    ("cache",),
+    ("--help",),
+    ("run", "--help"),
+)
+
 CHECKED = """
 import sys
 from fagen.cli import main
-sys.argv = ["fagen", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as end:
-    assert end.code == 0, end.code
-found = [name for name in {heavy} if name in sys.modules]
-print(found, file=sys.stderr)
+for arguments in {commands}:
+    sys.argv = ["fagen", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0, (arguments, end.code)
+    found = [name for name in {heavy} if name in sys.modules]
+    print(*arguments[:2], found, file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("emit", "--mask", "causal & document & ~padding", "--score", "[softcap(30), relative_bias]"),
-        ("emit", "--mask", "prefix_lm | global_tokens | document_lengths([3, 4])", "--dropout", "0.1"),
-        ("explain", "--mask", "causal", "--q-len", "300"),
-        ("ladder", "--model-only"),
-        ("cache",),
-        ("--help",),
-        ("run", "--help"),
-    ],
-    ids=lambda arguments: " ".join(arguments[:2]),
-)
-def test_what_needs_no_tensors_imports_no_torch(arguments: tuple[str, ...], tmp_path: Path):
-    code = CHECKED.format(heavy=HEAVY)
+def test_what_needs_no_tensors_imports_no_torch(tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", CHECKED.format(commands=WITHOUT_TENSORS, heavy=HEAVY)],
         cwd=ROOT,
         env={**os.environ, "FAGEN_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert done.stderr.splitlines()[-1:] == ["[]"], done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [f"{' '.join(words[:2])} []" for words in WITHOUT_TENSORS]
 
 
 def test_without_torch_a_run_says_so():
@@ -171,6 +169,8 @@ def test_emitting_a_new_program_takes_less_than_a_second_and_a_half(tmp_path: Pa
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if times[-1] < 1.5:
+            break
     assert min(times) < 1.5, times
 
 
