@@ -650,11 +650,15 @@ class Comparison:
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
-    """The distance between neighbours of ``dtype`` at ``value``."""
+    """The distance between neighbours of ``dtype`` at ``value``.
+
+    No less than the smallest normal number of fp32: kernels compute in it, and for them what lies below is 0.
+    """
     kind = torch.finfo(dtype)
     if value == 0 or not math.isfinite(value):
         return float(kind.tiny * kind.eps)
-    return float(max(2.0 ** math.floor(math.log2(abs(value))), kind.tiny) * kind.eps)
+    least = kind.tiny * kind.eps if dtype == torch.float64 else torch.finfo(torch.float32).tiny
+    return float(max(2.0 ** math.floor(math.log2(abs(value))) * kind.eps, kind.tiny * kind.eps, least))
 
 
 def tolerance(ref: Tensor, eager: Tensor, dtype: torch.dtype, *, gradient: bool = False) -> float:

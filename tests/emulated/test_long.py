@@ -1,7 +1,7 @@
 """What a GPU gets where lengths fill it, which is not what calls of the emulator's size get there.
 
-Its own row has other tiles, and so have few rows. Texts for an H200 and 4,096 positions are read by a C++
-compiler, those of both directions and of sums in any order and in a fixed one.
+The emulator's own row has other tiles, and so have few rows. What an H200 gets for gradients of 4,096
+positions, sums in any order and in a fixed one, is read by a C++ compiler.
 """
 
 from __future__ import annotations

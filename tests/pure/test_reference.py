@@ -443,6 +443,16 @@ def test_tolerance_is_twice_the_error_of_eager_and_an_ulp():
     assert ulp(0.0, torch.float16) == 2**-24
 
 
+def test_what_lies_below_the_smallest_normal_number_may_be_0():
+    ref = torch.tensor([2.0**-127, -(2.0**-130), 0.0], dtype=torch.float64)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert compare(torch.zeros(3, dtype=dtype), ref, ref.to(dtype)).ok
+        assert not compare(torch.zeros(3, dtype=dtype), 4 * ref, (4 * ref).to(dtype)).ok
+    assert not compare(torch.zeros(3, dtype=torch.float64), ref, ref).ok
+    assert not compare(torch.full((3,), 2.0**-127), 0 * ref, 0 * ref).ok
+    assert ulp(2.0**-20, torch.float16) == 2**-24
+
+
 def test_comparison_accepts_the_allowed_error_and_no_more():
     ref = torch.tensor([1.0, 2.0, -math.inf, math.nan], dtype=torch.float64)
     good = ref.float() + torch.tensor([0.0, 2.0**-22, 0, 0])
