@@ -25,12 +25,17 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
 
 
 def call(family: str, backward: bool, head_dim: int, ids: torch.Tensor | None = None, **parts: Any) -> None:
-    """Attention, and its gradients; heads share keys, and no length is a whole number of tiles."""
+    """Attention, and its gradients; heads share keys, and no length is a whole number of tiles.
+
+    Gradients are computed by the thread that asks for them. One of torch's own lets go of them a moment after
+    they are there, and a process that ends meanwhile is aborted.
+    """
     given = [torch.randn(2, heads, LENGTH, head_dim).bfloat16().cuda() for heads in (4, 2, 2)]
     mask = fg.causal() if ids is None else fg.causal() & fg.document(ids.cuda())
     out = fg.attention(*(x.requires_grad_(backward) for x in given), mask=mask, family=family, **parts)
     if backward:
-        torch.autograd.grad(out, given, torch.randn(out.shape).bfloat16().cuda())
+        with torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.grad(out, given, torch.randn(out.shape).bfloat16().cuda())
     torch.cuda.synchronize()
 
 

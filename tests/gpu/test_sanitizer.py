@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edges import need
-from sanitized import CALLS
+from sanitized import CALLS, call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 
@@ -66,12 +66,11 @@ def test_the_sanitizer_reports_nothing(family: str, direction: str, checker: str
     tool = sanitizer()
     if tool is None:
         pytest.skip("needs compute-sanitizer, which comes with the CUDA toolkit")
-    calls = (sys.executable, str(SCRIPT), family, direction)
     with ThreadPoolExecutor(len(CALLS)) as pool:  # none is built under the tool: all are in the cache then
-        for alone in pool.map(lambda name: run(*calls, name), CALLS):
-            assert alone.returncode == 0, alone.stderr
+        list(pool.map(lambda name: call(family, direction == "backward", **CALLS[name]), CALLS))
     options = ["--report-api-errors", "no"] if checker == "memcheck" else []
-    done = run(tool, "--tool", checker, *options, "--error-exitcode", f"{REPORTED}", *calls, *CALLS)
+    checked = (sys.executable, str(SCRIPT), family, direction, *CALLS)
+    done = run(tool, "--tool", checker, *options, "--error-exitcode", f"{REPORTED}", *checked)
     told = f"{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
     assert done.stdout.count("done ") == len(CALLS), told
     assert done.returncode in (0, REPORTED), told
