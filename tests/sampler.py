@@ -211,7 +211,7 @@ class Case:
         if self.strange:
             assert mask is not None
             value = rng.choice((torch.nan, torch.inf, -torch.inf))
-            _spoil(mask, q, k, v if family == "simt" else None, bias, value)
+            _spoil(mask, q, k, v if family == "simt" else None, bias, value, self.strides == "expanded")
         sink = make("H") + self.shift * rng.choice((0, 1)) if self.sink else None
         order = (0, 1, 2, 3) if self.layout == "bhsd" else (0, 2, 1, 3)
         laid = [lay_out(tensor.permute(order), self.strides) for tensor in (q, k, v)]
@@ -260,8 +260,10 @@ def _shift(q: Tensor, k: Tensor, by: float, scale: float) -> None:
         k[..., 0] = by / scale / large
 
 
-def _spoil(mask: Expr, q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, value: float) -> None:
-    """Put ``value`` wherever only masked pairs read it."""
+def _spoil(
+    mask: Expr, q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, value: float, expanded: bool
+) -> None:
+    """Put ``value`` wherever only masked pairs read it; in ``expanded`` tensors, those of no batch entry."""
     batch, q_heads, q_len, _ = q.shape
     kv_len = k.shape[2]
     sizes = {"b": batch, "hk": 1, "g": 1, "q": q_len, "kv": kv_len}
@@ -272,10 +274,11 @@ def _spoil(mask: Expr, q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | No
             allowed = allowed.unsqueeze(-1)
             place[d] = allowed.dim() - 1
     allowed = allowed.permute([d for d in place if d is not None]).expand(batch, q_len, kv_len)
-    q.masked_fill_(~allowed.any(2)[:, None, :, None], value)
+    read = allowed.any(0, keepdim=True) if expanded else allowed
+    q.masked_fill_(~read.any(2)[:, None, :, None], value)
     for tensor in (k, v):
         if tensor is not None:
-            tensor.masked_fill_(~allowed.any(1)[:, None, :, None], value)
+            tensor.masked_fill_(~read.any(1)[:, None, :, None], value)
     if bias is not None:
         used = allowed[:, None].expand(batch, q_heads, q_len, kv_len)
         shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
