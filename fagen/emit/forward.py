@@ -95,6 +95,7 @@ Term: TypeAlias = tuple[Node, Node | None]
 
 def forward_loop(scope: Scope) -> ForwardLoop:
     """The steps of ``scope.kernel``."""
+    assert not any(walk.partials for walk in scope.kernel.stage.walks), "its walks add nothing to memory"
     return LoopBuilder(scope).build()
 
 

@@ -345,7 +345,7 @@ def _chosen(
     if roles and stage.parts:
         reason = f"its blocks take one work after another, and no part of a walk along {stage.walk}"
     if reason is None and any(walk.partials for walk in stage.walks):
-        reason = _not_added(stage, family, axis, counts)
+        reason = _not_added(stage, family, how, axis, counts)
     if reason is not None:
         return (Rejected(family, reason),)
     changed, notes = stage, tuple[Note, ...]()
@@ -397,11 +397,15 @@ def _loop_of(stage: Stage, schedule: Schedule, family: str) -> Schedule:
     return "backward_loop" if twofold else schedule
 
 
-def _not_added(stage: Stage, family: str, axis: Axis | None, counts: Profile) -> str | None:
+def _not_added(
+    stage: Stage, family: str, schedule: Schedule, axis: Axis | None, counts: Profile
+) -> str | None:
     """Why a family can't run a stage with partial sums; None if it can."""
     sums = [partial for walk in stage.walks for partial in walk.partials]
     if not FAMILIES[family].adds or any(partial.over != axis for partial in sums):
         return "does not add such partial sums to memory"
+    if schedule == "forward_loop":
+        return "adds partial sums to memory where all other sums of the walk have features"
     if counts.wide:
         return "weights that pass through memory in fp16 may be larger than it holds"
     return None
