@@ -39,7 +39,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NO_MASK = "none"
 SEVERAL = 63
 """Keys of a row of which no weight is nearly 1."""
-FEW = 8
+FEW = 4
 """Numbers of which the largest error is not left to luck."""
 SCHEDULES = ("forward", "backward", "random")
 """Orders in which the emulator lets threads go on."""

@@ -1,7 +1,7 @@
 """What a GPU gets where lengths fill it, which is not what calls of the emulator's size get there.
 
 The emulator's own row has other tiles, and so have few rows. What an H200 gets for gradients of 4,096
-positions, sums in any order and in a fixed one, is read by a C++ compiler.
+positions, sums in any order and in a fixed one, is read by a C++ compiler, and some of it run on few.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import pytest
 import torch
 
 import fagen as fg
+from fagen.calls import dispatch
 from fagen.compile import Compiled, backward_of, problem_of
-from fagen.ir.graph import Input
+from fagen.ir.graph import Graph, Input
 from fagen.lang.attention import attention
 from fagen.plan.arch import arch_for
 from fagen.plan.plan import Problem, Storage
 from fagen.plan.tiling import length_classes
 from fagen.run import emulate
 from fagen.run.toolchain import find_cxx
-from sampler import SEED, covering
+from sampler import FACTORS, SEED, Case, check_gradients, covering, differentiable, sample
 
 pytestmark = pytest.mark.cxx
 
@@ -54,6 +55,9 @@ ROWS = covering(
 )
 """Of a program its mask and whether its sums have a fixed order; its parts, its head dim, and its group."""
 EVERY = {"simt": 3, "sm80": 1, "sm90": 2}
+"""Of a family every how many of these programs are read."""
+RUN = {"simt": 40, "sm80": 15, "sm90": 25}
+"""And of the sample's gradients every how many are run."""
 
 
 def problem(family: str, row: Sequence[Any]) -> Problem:
@@ -80,3 +84,41 @@ def test_texts_for_a_gpu_are_read(family: str, row: Sequence[Any], tmp_path: Pat
     (tmp_path / "entry.cpp").write_text(emulate._entry_points([f.name for f in best.emitted.functions]))
     flags = [*emulate._FLAGS, "-w", "-fsyntax-only", f"-I{emulate._headers()}"]
     emulate._compile(find_cxx(), tmp_path, [*flags, "entry.cpp"], kernel.name)
+
+
+@pytest.fixture
+def _by_plans_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls on the emulator have the plans of a GPU and of lengths that fill it."""
+
+    def long(graph: Graph, arch: str, family: str | None, inputs: Any, sizes: Any, **rest: Any) -> Problem:
+        lengths = {**sizes, "b": 4, "hk": HEADS, "q": LENGTH, "kv": LENGTH}
+        return problem_of(graph, arch, family, inputs, lengths, **rest)
+
+    monkeypatch.setattr(dispatch, "arch_of", lambda device: GPU)
+    monkeypatch.setattr(dispatch, "problem_of", long)
+    monkeypatch.setattr(dispatch, "_entries", {})
+    monkeypatch.setattr(dispatch, "_recent", {})
+
+
+@pytest.mark.usefixtures("_by_plans_of_a_gpu")
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        pytest.param(family, case, id=f"{family}-{case}")
+        for family, every in RUN.items()
+        for case in [c for c in differentiable(sample(family), family) if c.q_len * c.kv_len <= 2**13][
+            5::every
+        ]
+    ],
+)
+def test_gradients_by_plans_of_a_gpu_are_right(family: str, case: Case) -> None:
+    check_gradients(case, "cpu", family)
+
+
+@pytest.mark.usefixtures("_by_plans_of_a_gpu")
+def test_sums_of_rows_beside_sums_of_columns() -> None:
+    """A walk that sums rows as well, here of one head, has no loop that adds what columns sum to memory."""
+    plain = {name: levels[0] for name, levels in FACTORS.items()}
+    lengths = {"head_dim": 64, "q_len": 63, "kv_len": 127}
+    case = Case(4, **{**plain, **lengths, "dtype": "bf16", "bias": "b 1 q 1", "dropout": 0.3})
+    check_gradients(case, "cpu", "sm80")
