@@ -468,7 +468,7 @@ def _scaled(x: Node, by: float) -> Node | None:
         return Const(x.value * by)
     if not isinstance(x, Map) or x.op not in ("mul", "div", "quotient", "neg"):
         return None
-    if x.op == "div" and isinstance(x.args[1], Const):
+    if x.op == "div" and isinstance(x.args[1], Const) and x.args[1].value:
         return ir.mul(x.args[0], Const(by / x.args[1].value))
     for i, arg in enumerate(x.args if x.op == "mul" else x.args[:1]):
         found = _scaled(arg, by)

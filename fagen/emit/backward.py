@@ -159,7 +159,7 @@ class _Builder(LoopBuilder):
         (walk,) = self.stage.walks
         sums = self.sums_of(walk)
         if not any(isinstance(node, ir.Random) for node in ir.walk([state.value for state in sums])):
-            self.make_by_levels(by_products(walk.products, sums))  # a call of the generator serves a row
+            self.make_by_levels(by_products(walk.products, sums))  # random bits wait for all, or come by rows
 
     def backward(self) -> BackwardLoop:
         loop = self.build()

@@ -78,8 +78,8 @@ def _trace(error: BaseException) -> str:
 # ---------------------------------------------------------------------------------------------------- layout
 
 _COMMENT = re.compile(r"//.*")
-_PROSE = re.compile(r"// \S")
-"""A line of a comment that goes on in the next one."""
+_PROSE = re.compile(r"// (?!.* [+]?= )\S")
+"""A line of a comment that goes on in the next one, which an equation does not."""
 _STRING = re.compile(r'"[^"]*"')
 
 

@@ -276,6 +276,11 @@ def test_layout() -> None:
     words = " ".join("word" for _ in range(21))
     prose = laid_out(f"namespace a {{\n// {words} end\n// {words}\n// new\n}}\n").split("\n")
     assert prose[1:4] == [f"  // {words}", f"  // end {words[:-5]}", "  // word new"]
+    equations = laid_out(f"namespace a {{\n// x = {words} end\n// y += {words}\n// {words}.\n}}\n").split(
+        "\n"
+    )
+    starts = [line.lstrip()[:5] for line in equations[1:-2]]
+    assert starts == ["// x ", "//   ", "// y ", "//   ", "// wo"]
     long = f"const bool wide = {' && '.join(f'(first{i} || second{i})' for i in range(9))};"
     lines = laid_out(long).split("\n")
     assert len(lines) == 4

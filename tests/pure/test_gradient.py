@@ -190,6 +190,11 @@ def test_a_product_has_one_constant():
     assert {"D[b,h,q] = sum_dv dO O", term} <= set(equations(both.backward))
 
 
+def test_a_score_divided_by_0_has_a_gradient_all_the_same():
+    both = gradient(attention(score=lambda s: 2.0 * (s / 0.0)).graph, frozenset((0, 1, 2)))
+    assert any("/ 0.0" in line for line in equations(both.backward))
+
+
 def test_renamed_and_reordered_terms_give_the_same_backward():
     def library(q: Q, k: K, v: V):
         s = fg.where(fg.kv <= fg.q, scores(q, k), -fg.inf)
