@@ -64,9 +64,8 @@ class Surroundings:
     ) -> None:
         self.plan = plan
         self.parameters = parameters
-        fast = "fp32" not in plan.problem.inputs
-        exact = not is_16_bit(plan.problem)
-        self.expressions = Expressions(parameters, dict(plan.sizes), fast, limits, exact)
+        fast = is_16_bit(plan.problem)
+        self.expressions = Expressions(parameters, dict(plan.sizes), fast, limits, not fast)
         self.codes = self.expressions.codes
         self.splitter = Splitter(flat)
         self.block: list[Statement] = []

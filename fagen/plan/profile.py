@@ -61,19 +61,23 @@ def output_storages(problem: Problem) -> tuple[Storage, ...]:
     """
     if problem.outputs:
         return problem.outputs
-    stored, features = storages(problem), {axis for axis, _ in problem.sizes}
-    floats = [a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float"]
-    first = next((a for a in floats if features & set(a.axes)), floats[0] if floats else None)
-    data: Storage = stored[first.position] if first is not None else "fp32"
-    walked = features | _walked_axes(problem.graph)
+    data, *_ = *_data(problem), "fp32"
+    walked = {axis for axis, _ in problem.sizes} | _walked_axes(problem.graph)
     return tuple(data if walked & set(output.node.axes) else "fp32" for output in problem.graph.outputs)
 
 
 def is_16_bit(problem: Problem) -> bool:
-    """Whether no tensor with features is in fp32; what is added to scores may be."""
+    """Whether all tensors with features are in 16 bits: what is added to scores may be in fp32."""
+    stored = _data(problem)
+    return bool(stored) and "fp32" not in stored
+
+
+def _data(problem: Problem) -> list[Storage]:
+    """How floating-point tensors with features lie in memory; of a program without features all of them."""
     stored, features = storages(problem), {axis for axis, _ in problem.sizes}
-    tensors = (a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float")
-    return all(stored[a.position] != "fp32" for a in tensors if features & set(a.axes))
+    floats = [a for a in problem.graph.arguments if isinstance(a, Input) and a.stored == "float"]
+    chosen = [a for a in floats if features & set(a.axes)] or floats
+    return [stored[a.position] for a in chosen]
 
 
 def _walked_axes(graph: Graph) -> set[Axis]:

@@ -122,7 +122,7 @@ namespace backward_1_loop_ {
   struct Row {
     int q;
     bool inside;
-    float x0, D, acc[FEATURES] = {}, acc_lost[FEATURES] = {};
+    float x0, D, acc[FEATURES] = {};
   };
 
   // Where this block works; the last rows come first, they have most to do where a mask grows with the row.
@@ -203,7 +203,7 @@ namespace backward_1_loop_ {
         }
       }
     }
-    UNROLL for (int r = 0; r < ROWS; ++r) add_exactly(rows[r].acc, rows[r].acc_lost, part[r]);
+    UNROLL for (int r = 0; r < ROWS; ++r) add(rows[r].acc, part[r]);
   }
 
   // dQ = acc * rsqrt(head_dim)
@@ -294,8 +294,7 @@ namespace backward_2_loop_ {
   struct Row {
     int kv;
     bool inside;
-    float acc0[FEATURES_D] = {}, acc1[FEATURES_DV] = {}, acc0_lost[FEATURES_D] = {}, acc1_lost[FEATURES_DV] =
-        {};
+    float acc0[FEATURES_D] = {}, acc1[FEATURES_DV] = {};
   };
 
   // What a thread reads of one of its columns of a tile.
@@ -386,7 +385,7 @@ namespace backward_2_loop_ {
         }
       }
     }
-    UNROLL for (int r = 0; r < ROWS; ++r) add_exactly(rows[r].acc0, rows[r].acc0_lost, part[r]);
+    UNROLL for (int r = 0; r < ROWS; ++r) add(rows[r].acc0, part[r]);
   }
 
   // acc1[f] += W * dO_operand1: the columns of a tile are summed first, so that a long sum rounds less often
@@ -407,7 +406,7 @@ namespace backward_2_loop_ {
         }
       }
     }
-    UNROLL for (int r = 0; r < ROWS; ++r) add_exactly(rows[r].acc1, rows[r].acc1_lost, part[r]);
+    UNROLL for (int r = 0; r < ROWS; ++r) add(rows[r].acc1, part[r]);
   }
 
   // dK = acc0 * rsqrt(head_dim)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -139,15 +139,43 @@ def test_the_structs_bytes_are_aligned_as_in_c() -> None:
     assert struct_format(fields)[0] == "@"
 
 
-@pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
-def test_the_hardware_s_tanh_is_for_16_bits_and_can_be_switched_off(family: str) -> None:
-    for dtype in ("bf16", "fp16", "fp32") if family == "simt" else ("bf16", "fp16"):
+@pytest.mark.parametrize(
+    ("family", "direction", "dtypes"),
+    [
+        ("simt", "forward", ("bf16", "fp16", "fp32")),
+        ("sm80", "forward", ("bf16", "fp16")),
+        ("sm90", "forward", ("bf16", "fp16")),
+        ("sm80", "backward", ("bf16",)),
+    ],
+)
+def test_the_hardware_s_tanh_is_for_16_bits_and_can_be_switched_off(
+    family: str, direction: str, dtypes: Sequence[str]
+) -> None:
+    """A tensor in fp32 that scores are made of changes nothing: those are in fp32 in any case."""
+    for dtype in dtypes:
         for exact in (False, True):
             kernel = fg.compile(
-                score=fg.softcap(30.0, exact), head_dim=64, dtype=dtype, arch="H100", family=family
+                score=[fg.softcap(30.0, exact), fg.temperature(torch.ones(4))],
+                sink=torch.zeros(4),
+                head_dim=64,
+                dtype=dtype,
+                arch="H100",
+                family=family,
+                direction=direction,
             )
             fast = dtype != "fp32" and not exact
             assert ("tanh_approx(" in kernel.source, "tanhf(" in kernel.source) == (fast, not fast), dtype
+
+
+def test_a_program_without_features_is_as_its_tensors_are() -> None:
+    @fg.program
+    def mean(q: fg.Tensor["b q"], k: fg.Tensor["b kv"], v: fg.Tensor["b kv"]):
+        w = fg.softmax(fg.tanh(q * k), over="kv")
+        return fg.sum(w * v, over="kv")
+
+    for storage, fast in (("bf16", True), ("fp32", False)):
+        text = emitted(mean.trace().graph, storage=storage).text
+        assert ("tanh_approx(" in text, "expf(" in text) == (fast, not fast), storage
 
 
 # ------------------------------------------------------------------------------------- the same for the same
