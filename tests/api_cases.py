@@ -494,7 +494,7 @@ def b42_autocast_computes_in_its_dtype_and_a_mix_is_refused(device: str) -> None
         same = fg.attention(q, k, v)
     assert out.dtype == torch.bfloat16
     require_right(same, traced_attention(), (q.bfloat16(), k.bfloat16(), v))
-    with torch.autocast(device, enabled=False), pytest.raises(TypeError):
+    with torch.autocast(device, enabled=False), pytest.raises(TypeError, match="v bfloat16"):
         fg.attention(q, k, v)
 
 

@@ -103,7 +103,7 @@ def test_missing_nvcc_names_every_place_and_the_remedy(bare, monkeypatch):
 
 
 def test_mending_path_is_enough(bare):
-    with pytest.raises(ToolchainError):
+    with pytest.raises(ToolchainError, match="nvcc"):
         find_nvcc()
     fake_nvcc(bare / "empty" / "nvcc")
     assert find_nvcc().version == (12, 4)

@@ -88,6 +88,7 @@ def test_what_is_measured_before_an_interruption_is_shown(monkeypatch: pytest.Mo
     monkeypatch.setattr("fagen.cli.bench._needs_gpu", lambda what, predicted=False: CPU)
     monkeypatch.setattr("fagen.bench.stopwatch.GpuStopwatch", lambda: Interrupted(2))
     options = ["bench", "--head-dim", 16, "--batch", 1, "--q-heads", 2, "--family", "simt", "--peer", "none"]
+    options += ["--workers", 1]
     done = fagen(*options, "--variant", "causal", "--length", "40,48", "--rounds", 1, "--markdown")
     assert (done.code, done.err) == (0, "fagen: interrupted after 1 of 2 cells\n")
     assert (done.out.count("| 16 | causal | 40 |"), done.out.count("| 16 | causal | 48 |")) == (1, 0)

@@ -114,7 +114,7 @@ def test_a_later_call_takes_what_measured_best_on_its_gpu(cold_cache: Path, monk
 
 
 def test_a_plan_the_model_does_not_have_is_no_plan(cold_cache: Path):
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="has 0 candidates"):
         Compiled(problem(), 10_000).candidate(0)
 
 
