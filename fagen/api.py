@@ -390,6 +390,8 @@ def _storage(dtype: Any) -> Storage:
     name = str(dtype).removeprefix("torch.")
     if name not in _STORAGES:
         raise DtypeError(
-            f"dtype is {dtype!r}", call="compile", works="it is fp32, fp16 or bf16; int32, int64, bool"
+            f"dtype is {dtype!r}",
+            call="compile",
+            works="it is fp32, fp16 or bf16; of a table also int32, int64, bool",
         )
     return _STORAGES[name]

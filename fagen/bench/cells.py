@@ -201,6 +201,6 @@ def replaced(grid: Grid, given: Given) -> tuple[Cell, ...]:
         if cell.q_heads % cell.kv_heads:
             raise UsageError(
                 f"--q-heads is {cell.q_heads} and --kv-heads is {cell.kv_heads}",
-                works="the first is a multiple of the second",
+                works="the first has to be a multiple of the second",
             )
     return cells

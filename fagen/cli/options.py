@@ -105,7 +105,7 @@ class Request:
         if q_heads % kv_heads if kv_heads else q_heads:
             raise UsageError(
                 f"--q-heads is {q_heads} and --kv-heads is {kv_heads}",
-                works="the first is a multiple of the second",
+                works="the first has to be a multiple of the second",
             )
         return Lengths(batch, q_heads, kv_heads, q_len, q_len if self.kv_len is None else self.kv_len)
 

@@ -307,7 +307,7 @@ def _split(graph: Graph, lengths: dict[Axis, int], shapes: Sequence[Sequence[int
         raise UsageError(
             f"{with_h} has {q_heads} query heads and {with_hk} has {kv_heads} key heads",
             call=graph.name,
-            works="the first is a multiple of the second",
+            works="the first has to be a multiple of the second",
         )
     return {**lengths, "g": q_heads // kv_heads}
 

@@ -113,7 +113,8 @@ def _asked(command: Sequence[str]) -> str:
 
 def _gpu() -> Finding:
     """The GPU that torch would use."""
-    missing = Finding("GPU", "", "running kernels at speed", "a GPU from sm_75 on, and its driver")
+    remedy = "a GPU from sm_75 on, its driver, and a torch built with CUDA"
+    missing = Finding("GPU", "", "running kernels at speed", remedy)
     try:
         import torch
     except ImportError as error:

@@ -160,7 +160,7 @@ class _Reader:
                 if name in names or name in NAMES:
                     return name
                 near = difflib.get_close_matches(name, [*names, *NAMES], n=1)
-                library = f"the library has {', '.join(sorted(_CALLED))}"
+                library = f"the library has {', '.join(sorted(_CALLED))}; positions are b, h, hk, q, kv"
                 works = f"did you mean {near[0]}?" if near else library
                 raise self._fault(f"{name} is no name of the library", works)
         raise self._refused(node)

@@ -403,7 +403,7 @@ CALLS = {
     "heads that do not group": (
         lambda: fg.attention(X, X[:, :3], X[:, :3]),
         UsageError,
-        "attention: q has 4 query heads and k has 3 key heads; the first is a multiple of the second",
+        "attention: q has 4 query heads and k has 3 key heads; the first has to be a multiple of the second",
     ),
     "a missing dimension": (
         lambda: fg.attention(X[0], X, X),
@@ -499,7 +499,7 @@ COMMANDS = {
     "direction": (["--direction", "sideways"], "compile: direction is 'sideways'; "),
     "heads": (
         ["--q-heads", 6, "--kv-heads", 4],
-        "--q-heads is 6 and --kv-heads is 4; the first is a multiple of the second",
+        "--q-heads is 6 and --kv-heads is 4; the first has to be a multiple of the second",
     ),
     "no program's name": (["--program", "mine"], "--program: 'mine' names no program; write FILE.py:NAME"),
     "no file": (["--program", "none.py:f"], "--program: there is no file none.py; write FILE.py:NAME"),
