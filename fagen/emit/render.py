@@ -165,6 +165,7 @@ _BREAKS = (
     (" : ", 1),
     (" || ", 4),
     (" && ", 4),
+    (" & ", 3),
     (", ", 2),
     (" + ", 3),
     (" - ", 3),
@@ -199,7 +200,7 @@ def _break(line: str, room: int) -> tuple[str, str]:
         for rank, (mark, width) in enumerate(_BREAKS):
             if line.startswith(mark, i) and i + width <= room and i > 4:
                 key = depth + angles + rank / len(_BREAKS) - i / (2 * room)
-                if mark == " = " and (several or len(line) - i > room):
+                if mark == " = " and (several or len(line) - i >= room):
                     continue
                 if best is None or key <= best[0]:
                     best = key, i + width

@@ -105,8 +105,8 @@ __device__ __forceinline__ void mask(const Columns& mine, int kv_start, int lane
   UNROLL for (int r = FIRST; r < LAST; ++r) {
     const int first = kv_start + lane * 2;
     // column c: bit c
-    const auto counts = columns_before<COLUMNS>(__shfl_sync(FULL_WARP, mine.end, r, LANES) -
-        first) & ~columns_before<COLUMNS>(__shfl_sync(FULL_WARP, mine.begin, r, LANES) - first);
+    const auto counts = columns_before<COLUMNS>(__shfl_sync(FULL_WARP, mine.end, r, LANES) - first) &
+        ~columns_before<COLUMNS>(__shfl_sync(FULL_WARP, mine.begin, r, LANES) - first);
     UNROLL for (int c = 0; c < COLUMNS; ++c) {
       if (!(counts >> c & 1)) s[r][c] = -INFINITY;
     }

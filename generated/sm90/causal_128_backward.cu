@@ -229,9 +229,8 @@ namespace backward_1_roles_ {
       const Row& row = rows[r];
       const int first = q_start + lane * 2;
       // column c: bit c
-      const auto counts =
-          columns_before<COLUMNS>(row.inside
-          ? p.q_len - first : 0) & ~columns_before<COLUMNS>(row.n0 - first);
+      const auto counts = columns_before<COLUMNS>(row.inside ? p.q_len - first : 0) &
+          ~columns_before<COLUMNS>(row.n0 - first);
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         if (!(counts >> c & 1)) s0[r][c] = -INFINITY;
       }
@@ -274,20 +273,12 @@ namespace backward_1_roles_ {
     UNROLL for (int r = 0; r < ROWS; ++r) {
       const Row& row = rows[r];
       UNROLL for (int f = 0; f < FEATURES_D; f += 8) {
-        uint32 word[4];
-        UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc0[r][f + 2 * i], acc0[r][f + 2 * i + 1]);
-        exchange_quad(word);
         const int d = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dK[row.kv * p.dK_kv + d]),
-            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
+        store_eight(&block.dK[row.kv * p.dK_kv + d], acc0[r], f, row.inside);
       }
       UNROLL for (int f = 0; f < FEATURES_DV; f += 8) {
-        uint32 word[4];
-        UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc1[r][f + 2 * i], acc1[r][f + 2 * i + 1]);
-        exchange_quad(word);
         const int dv = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dV[row.kv * p.dV_kv + dv]),
-            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
+        store_eight(&block.dV[row.kv * p.dV_kv + dv], acc1[r], f, row.inside);
       }
     }
   }
@@ -536,8 +527,7 @@ namespace backward_1_roles_ {
         update0(lane, s0, weights1, column_at.stage());
         wgmma_wait<0>(acc0, rounded_weights0, weights1);
         column_pipe.pass_behind_wait(read_at, read_at.count != column_at.count);
-        UNROLL for (int c = 0; c < COLUMNS; c += 4)
-            rounded_weights1[c / 4] = left_from<bf16>(weights1[0], weights1[1], c);
+        round_left(rounded_weights1, weights1);
         sum_pipe.wait(read_at);
         settle(rounded_weights1);
         auto& s1 = s0;
@@ -552,11 +542,10 @@ namespace backward_1_roles_ {
         auto& weights0 = s1;
         update1(lane, s1, weights0, column_at.stage());
         wgmma_wait<0>(acc1, rounded_weights1, weights0);
+        round_left(rounded_weights0, weights0);
         // weights0 lacks a factor that is rounded already
-        UNROLL for (int c = 0; c < COLUMNS; c += 4) {
-          const auto rest = left_from<bf16>(weights0[0], weights0[1], c);
-          rounded_weights0[c / 4] = multiply_pairs(rest, rounded_weights1[c / 4]);
-        }
+        UNROLL for (int i = 0; i < COLUMNS / 4; ++i)
+            rounded_weights0[i] = multiply_pairs(rounded_weights0[i], rounded_weights1[i]);
         settle(rounded_weights0);
         sum_pipe.free_by_warp(read_at);
         hand_pipe.wait_free(read_at);

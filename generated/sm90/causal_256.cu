@@ -180,12 +180,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const Block& block, 
   UNROLL for (int r = 0; r < ROWS; ++r) {
     const Row& row = rows[r];
     UNROLL for (int f = 0; f < FEATURES; f += 8) {
-      uint32 word[4];
-      UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc[r][f + 2 * i], acc[r][f + 2 * i + 1]);
-      exchange_quad(word);
       const int dv = 4 * f + 8 * lane;
-      if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.O[row.q * p.O_q + dv]),
-          Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
+      store_eight(&block.O[row.q * p.O_q + dv], acc[r], f, row.inside);
     }
   }
 }

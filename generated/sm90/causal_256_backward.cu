@@ -248,9 +248,8 @@ namespace backward_1_roles_ {
       const Row& row = rows[r];
       const int first = q_start + lane * 2;
       // column c: bit c
-      const auto counts =
-          columns_before<COLUMNS>(row.inside
-          ? p.q_len - first : 0) & ~columns_before<COLUMNS>(row.n0 - first);
+      const auto counts = columns_before<COLUMNS>(row.inside ? p.q_len - first : 0) &
+          ~columns_before<COLUMNS>(row.n0 - first);
       UNROLL for (int c = 0; c < COLUMNS; ++c) {
         if (!(counts >> c & 1)) s0[r][c] = -INFINITY;
       }
@@ -285,12 +284,8 @@ namespace backward_1_roles_ {
     UNROLL for (int r = 0; r < ROWS; ++r) {
       const Row& row = rows[r];
       UNROLL for (int f = 0; f < FEATURES_DV; f += 8) {
-        uint32 word[4];
-        UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc1[r][f + 2 * i], acc1[r][f + 2 * i + 1]);
-        exchange_quad(word);
         const int dv = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dV[row.kv * p.dV_kv + dv]),
-            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
+        store_eight(&block.dV[row.kv * p.dV_kv + dv], acc1[r], f, row.inside);
       }
     }
   }
@@ -308,12 +303,8 @@ namespace backward_1_roles_ {
     UNROLL for (int r = 0; r < ROWS; ++r) {
       const Row& row = rows[r];
       UNROLL for (int f = 0; f < FEATURES_D; f += 8) {
-        uint32 word[4];
-        UNROLL for (int i = 0; i < 4; ++i) word[i] = pack<bf16>(acc0[r][f + 2 * i], acc0[r][f + 2 * i + 1]);
-        exchange_quad(word);
         const int d = 4 * f + 8 * lane;
-        if (row.inside) store_vector(reinterpret_cast<uint32*>(&block.dK[row.kv * p.dK_kv + d]),
-            Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
+        store_eight(&block.dK[row.kv * p.dK_kv + d], acc0[r], f, row.inside);
       }
     }
   }
@@ -514,8 +505,7 @@ namespace backward_1_roles_ {
         if (kind != 2) mask(p, rows, q_start, lane, s0);
         update0(lane, s0, weights1, column_at.stage());
         sum_pipe.free_by_warp(column_at);
-        UNROLL for (int c = 0; c < COLUMNS; c += 4)
-            rounded_weights1[c / 4] = left_from<bf16>(weights1[0], weights1[1], c);
+        round_left(rounded_weights1, weights1);
         weight_pipe.wait_free(hand_at);
         hand(hand_at.stage(), rounded_weights1);
         weight_pipe.fill_by_warp(hand_at);
@@ -601,8 +591,7 @@ namespace backward_1_roles_ {
           sum_pipe.free_by_warp(read_at);
           read_at.next();
         }
-        UNROLL for (int c = 0; c < COLUMNS; c += 4)
-            rounded_weights0[c / 4] = left_from<bf16>(weights0[0], weights0[1], c);
+        round_left(rounded_weights0, weights0);
         more = !last;
         if (more) {
           column_at.next();

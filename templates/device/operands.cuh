@@ -5,12 +5,16 @@
 //       rows are aligned; from `length` on rows become 0, columns from COLUMNS on too. The threads commit and wait.
 //   fill_operand<THREADS, COLUMNS>(tile, first, length, element)
 //       the same for element(first + i, j), a float, which is rounded; done at once
+//   round_left(factor, weights)
+//       a left operand from a thread's weights of its two rows
 //   make_left(factor, [&](int r, int c) { return weight; })
-//       a left operand from a thread's weights, rounded as they are made: in column c of row r of its two
+//       the same, each rounded as it is made: in column c of row r
 //   store_pair(pointer, pair)   two numbers, rounded, one access; the address is a multiple of their size
 //   store_eight(pointer, eight, there)
 //       eight numbers of each lane, of every four lanes those of a row: two of each eight columns. The lanes exchange
 //       them, so that lane i stores the eight of the columns to which its pointer points, one access, if `there`
+//   store_eight(pointer, numbers, first, there)
+//       the same for those of more numbers from `first` on; the compiler may move what stands around the store
 #pragma once
 
 #include <async.cuh>
@@ -29,6 +33,14 @@ __device__ __forceinline__ void make_left(Left<T> (&factor)[N], Weight weight) {
       for (int c = 0; c < 4; ++c) weights[r][c] = weight(r, first + c);
     }
     factor[first / 4] = left_from<T>(weights[0], weights[1], 0);
+  }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void round_left(Left<T> (&factor)[N], const float (&weights)[2][4 * N]) {
+#pragma unroll
+  for (int first = 0; first < 4 * N; first += 4) {
+    factor[first / 4] = left_from<T>(weights[0], weights[1], first);
   }
 }
 
@@ -94,4 +106,13 @@ __device__ __forceinline__ void store_eight(T* to, const float (&eight)[8], bool
   for (int i = 0; i < 4; ++i) word[i] = pack<T>(eight[2 * i], eight[2 * i + 1]);
   exchange_quad(word);
   store_words(to, word, there);
+}
+
+template <class T, int N>
+__device__ __forceinline__ void store_eight(T* to, const float (&numbers)[N], int first, bool there) {
+  uint32 word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = pack<T>(numbers[first + 2 * i], numbers[first + 2 * i + 1]);
+  exchange_quad(word);
+  if (there) store_vector(reinterpret_cast<uint32*>(to), Vec<uint32, 4>{word[0], word[1], word[2], word[3]});
 }
