@@ -12,7 +12,7 @@ import fagen as fg
 from fagen.run.build import build
 
 IDS = torch.tensor([[0, 0, 1, 1]])
-LINES, LINES_OF_GRADIENTS = 420, 660
+LINES, LINES_OF_GRADIENTS = 420, 650
 CASES: Mapping[str, Mapping[str, Any]] = {
     "causal 64": {"head_dim": 64, "mask": fg.causal(), "return_lse": True},
     "softcap 64": {"head_dim": 64, "mask": fg.causal(), "score": fg.softcap(30.0)},
