@@ -1,7 +1,8 @@
 """Reverse mode on the graph: the gradient of each node is a graph, too.
 
 Gradients are selected, never multiplied by 0: the adjoint of ``where`` is ``where``. A value that was
-broadcast sums its gradient over the axes it lacks. Equal arguments of a maximum share its gradient.
+broadcast sums its gradient over the axes it lacks; one that was gathered does so if it lacks a position: then
+there are not as many of them as pairs. Equal arguments of a maximum share its gradient.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from functools import singledispatch
 
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
+    KEY_AXIS,
     MINUS_INF,
     ONE,
+    OPEN_AXES,
     ZERO,
     Axis,
     Const,
@@ -28,6 +31,7 @@ from fagen.ir.graph import (
 )
 
 _HALF = Const(0.5)
+_POSITIONS = frozenset(("q", KEY_AXIS))
 
 
 def adjoints(
@@ -62,8 +66,11 @@ def adjoints(
                 continue
             if isinstance(arg, Load):
                 if arg.table in leads:
-                    full = spread(ir.mul(gradient, times), node.axes)
-                    give(arg.table, Scatter(arg.table, arg.indices, full))
+                    lacks = OPEN_AXES.intersection(node.axes).difference(arg.axes)
+                    over = lacks if _POSITIONS & lacks else ()
+                    rest = [axis for axis in node.axes if axis not in over]
+                    value = spread(summed(gradient, times, over), rest)
+                    give(arg.table, Scatter(arg.table, arg.indices, value))
             else:
                 axes = {*node.axes, *([node.over] if isinstance(node, Contract) else [])}
                 give(arg, summed(gradient, times, axes - set(arg.axes)))
