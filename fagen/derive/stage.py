@@ -28,6 +28,7 @@ from fagen.ir.graph import (
     Output,
     Random,
     Reduce,
+    Scatter,
     Symbol,
 )
 
@@ -237,11 +238,10 @@ class _StageBuilder:
 
     def _walk(self, level: int, stores: list[tuple[int, Output]]) -> Walk:
         placed = [p for p in self.states if p.level == level]
-        written = tuple(output for at, output in stores if at == level)
-        shared: list[Node] = []
-        if placed and not written:
-            first, *others = (p.conditions for p in placed)
-            shared = [c for c in first if _is_positional(c) and all(c in other for other in others)]
+        counted = [_counted(output) for at, output in stores if at == level]
+        written = tuple(output for _, output in counted)
+        first, *others = [*(p.conditions for p in placed), *(c for c, _ in counted)] or [()]
+        shared = [c for c in first if _is_positional(c) and all(c in other for other in others)]
         guarded = []
         for p in placed:
             rest = ir.conjunction(*(c for c in p.conditions if c not in shared))
@@ -308,6 +308,19 @@ class _StageBuilder:
 
 def _itself(x: Node) -> Node:
     return x
+
+
+def _counted(output: Output) -> tuple[tuple[Node, ...], Output]:
+    """Conditions without which an element of ``output`` is not needed, and ``output`` that asks for no more.
+
+    What is stored is needed anyway; what is added to a table is not where it is 0.
+    """
+    node = output.node
+    if not isinstance(node, Scatter):
+        return (), output
+    conditions, kept = live(node.value, ZERO)
+    value = ir.where(ir.conjunction(*conditions), kept, ZERO)
+    return conditions, replace(output, node=Scatter(node.table, node.indices, value))
 
 
 def _is_positional(condition: Node) -> bool:

@@ -115,10 +115,9 @@ class Walk:
     ``guard`` holds at elements that count (True: all do): where it does not, no state changes, so a tile
     without such an element is skipped. It depends on positions, tables and scalars alone. ``states`` stand
     in the order in which they are updated. ``stores`` are outputs with the walk axis, written tile by tile
-    for every element; a walk with stores skips nothing. Their values use ``where`` for the guard.
-    A store of a `Scatter` adds each element to where its indices say, in no fixed order (where the same bits
-    are asked for, to a sum that is exact). A walk with
-    ``partials`` has neither stores nor running states.
+    for every element; their values use ``where`` for the guard. A store of a `Scatter` adds each element to
+    where its indices say, in no fixed order (where the same bits are asked for, to a sum that is exact); a
+    walk with any other skips nothing. A walk with ``partials`` has neither stores nor running states.
     """
 
     guard: Node

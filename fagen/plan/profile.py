@@ -374,7 +374,7 @@ def profile(
 
 def range_of(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | None:
     """What bounds the loop of a walk. Where a block owns one row, that row's position is its tile."""
-    if walk.guard is ir.TRUE or walk.stores or stage.walk is None:
+    if walk.guard is ir.TRUE or stage.walk is None:
         return None
     rows = next((axis for axis in reversed(stage.own) if axis != stage.parts), "")
     return ranges(walk.guard, tile_axis or rows, stage.walk)
