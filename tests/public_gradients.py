@@ -134,7 +134,7 @@ def test_b39_gradients_of_slopes_and_a_temperature(device: str) -> None:
 
 
 def test_b39_the_gradient_of_a_gathered_bias(device: str) -> None:
-    for family, q_heads, distances in (("simt", 2, 63), ("sm80", 1, 9)):
+    for family, q_heads, distances in (("simt", 2, 63), ("sm80", 1, 9), ("sm90", 2, 63)):
         shape = {"batch": 2, "heads": 2, "q_len": 33, "kv_len": 40, "head_dim": 16}
         given = wanting(tensors(device, torch.bfloat16, **shape))
         table = torch.randn(q_heads, distances).to(device).requires_grad_()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
+from fagen.derive.diagonal import unmoved
 from fagen.derive.intervals import RowPlace, row_places
 from fagen.derive.levels import Level
 from fagen.derive.magnitudes import Magnitudes
@@ -897,13 +898,36 @@ class LoopBuilder:
         lower = self.lowering(leaves, alone=True)
         targets = [(output, scope.written(output)) for output in walk.stores]
         codes = [scope.stored(lower, output.node, tensor) for output, tensor in targets]
-        split = scope.split([(code, ELEMENT) for pair in codes for code in pair])
+        added = [self.is_diagonal(output.node) for output in walk.stores]
+        asked = [pair[alike:] for pair, alike in zip(codes, added, strict=True)]
+        split = scope.split([(code, ELEMENT) for pair in asked for code in pair])
         self.column += split.at(COLUMN)
         stores = tuple(
-            self.store(split.text(target), split.text(value), output, tensor)
-            for (target, value), (output, tensor) in zip(codes, targets, strict=True)
+            self.scattered(split.text(value), output, tensor)
+            if alike
+            else self.store(split.text(target), split.text(value), output, tensor)
+            for (target, value), (output, tensor), alike in zip(codes, targets, added, strict=True)
         )
         return StoresText(self.walk_axis, "", "COLUMNS", 1, split.at(ELEMENT), stores), list(split.at(ROW))
+
+    def is_diagonal(self, x: Node) -> bool:
+        """Whether tensor cores make tiles, and all elements of a diagonal of one are added to one place."""
+        if not isinstance(x, Scatter) or self.row_axis is None or self.kernel.tiling not in ON_TENSOR_CORES:
+            return False
+        return unmoved(x.indices, (self.row_axis, self.walk_axis))
+
+    def scattered(self, value: str, output: Output, tensor: Tensor) -> StoreText:
+        """The text of what is added to a table, at whatever positions."""
+        scope, node = self.scope, output.node
+        assert isinstance(node, Scatter)
+        axes = [axis for axis in (self.row_axis, self.walk_axis) if axis is not None]
+        leaves: dict[Node, Code] = {
+            Index(axis): scope.codes.leaf(axis_name(axis), "int32", ELEMENT) for axis in axes
+        }
+        target = scope.lowering(leaves).scattered(tensor, node)
+        split = scope.split([(target, ELEMENT)])
+        found = self.store(split.text(target), value, output, tensor)
+        return replace(found, diagonal=True, statements=split.at(ELEMENT))
 
     def store(self, target: str, value: str, output: Output, tensor: Tensor) -> StoreText:
         """The text of an output."""

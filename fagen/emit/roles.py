@@ -386,7 +386,7 @@ class ForwardRoles(ForwardLoop):
         arrays += [f"Left<{state.weight}> (&rounded_{state.weights})[COLUMNS / 4]" for state in walk.weighted]
         if self.levels:
             arrays += [f"{array.ctype} (&{array.name})[ROWS][COLUMNS]" for array in walk.arrays]
-        steps = ["int row0", "uint32 stage", "uint32 from"]
+        steps = ["uint32 stage", "uint32 from"]
         return [*super().update_parameters(walk), *steps, *dict.fromkeys(arrays)]
 
     def lagging_parameters(self, walk: WalkText) -> list[str]:

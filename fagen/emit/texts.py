@@ -202,6 +202,20 @@ class StoreText:
     tensor: Tensor
     adds: bool = False
     """Whether ``number`` is added to it, as others are at the same time."""
+    diagonal: bool = False
+    """Whether all elements of a diagonal of a tile are added to the same: then they are added up first."""
+    statements: Sequence[Statement] = ()
+    """What finding ``target`` then needs."""
+
+    @property
+    def terms(self) -> str:
+        """An array of what is added."""
+        return f"{self.tensor.name}_terms"
+
+    @property
+    def place_text(self) -> str:
+        """All that says where that is."""
+        return "\n".join([*(statement.text for statement in self.statements), self.target])
 
     @property
     def pair(self) -> str:
@@ -327,8 +341,8 @@ class WalkText:
 
     @property
     def mode(self) -> str:
-        """When elements are tested: ``always``, or ``both``: in partial tiles alone."""
-        return "always" if self.loop.full is None else "both"
+        """When elements are tested: ``always``, as stored ones are, or ``both``: in partial tiles alone."""
+        return "always" if self.loop.full is None or not self.states else "both"
 
     @property
     def one_loop(self) -> bool:

@@ -118,6 +118,35 @@ def test_a_transposed_left_operand_is_multiplied_and_added_to_memory(holds: bool
     assert torch.equal(y[:256].reshape(16, 16), expected)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(2, 4), (2, 16), (4, 10)])
+def test_elements_of_a_diagonal_are_added_up_and_none_is_lost(rows: int, columns: int) -> None:
+    """Most of a table of 3 is added to its ends."""
+    text = '#include "edges.cuh"\n#include "scatter.cuh"\n#include "types.cuh"\n'
+    text += f"""struct Params {{ const float* x; float* y; }};
+    extern "C" __global__ void run(const __grid_constant__ Params p) {{
+      const int row0 = threadIdx.x / 4, column0 = threadIdx.x % 4 * 2;
+      float terms[{rows}][{columns}];
+      for (int r = 0; r < {rows}; ++r)
+        for (int c = 0; c < {columns}; ++c)
+          terms[r][c] = p.x[(row0 + 8 * r) * {4 * columns} + column0 + c / 2 * 8 + c % 2];
+      for (int size = 200; size > 0; size -= size == 3 ? 2 : size == 1 ? 1 : 197) {{
+        scatter_diagonals(terms, [&](int down, int right) {{
+          return &p.y[200 - size + clamp_index(row0 + down - column0 - right + size / 2, size)];
+        }});
+      }}
+    }}"""
+    x = torch.randint(-9, 9, (8 * rows, 4 * columns), generator=torch.Generator().manual_seed(3)).float()
+    y = torch.zeros(200)
+    values, _ = params(x=x, y=y)
+    compile_text(text).launch("run", (1, 1, 1), (32, 1, 1), 0, values)
+    distance = torch.arange(8 * rows)[:, None] - torch.arange(4 * columns)
+    expected = torch.zeros(200)
+    for size in (200, 3, 1):
+        places = (distance + size // 2).clamp(0, size - 1) + 200 - size
+        expected.index_add_(0, places.flatten(), x.flatten())
+    assert torch.equal(y, expected)
+
+
 # ---------------------------------------------------------- findings, one warp
 
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import fagen as fg
+from fagen.derive.diagonal import unmoved
 from fagen.derive.equations import equations
 from fagen.derive.gradient import gradient
 from fagen.derive.streaming import derive
 from fagen.errors import UsageError
-from fagen.ir.graph import Input, walk
+from fagen.ir.graph import TRUE, Input, Scatter, add, index, le, size, sub, walk
 from fagen.ir.reference import evaluate
 from fagen.lang.attention import attention
 from fagen.plan.interpret import interpret, interpret_plan
@@ -387,6 +388,49 @@ def test_a_gathered_table_is_summed_exactly_where_the_same_bits_are_asked_for():
     assert [buffer.storage for buffer in planned.buffers if buffer.zeroed] == ["exact"]
     notes = " ".join(note.text for note in planned.notes)
     assert "by atomic additions, in no fixed order, of whole numbers: the sum is exact" in notes
+
+
+def scattered(**parts):
+    """The stage that adds up a table's gradient, and all that a backward program keeps in memory."""
+    kernel = fg.compile(head_dim=16, dtype="fp16", arch="H100", direction="backward", **parts)
+    planned = kernel.compiled.plan
+    stages = [kernel.stage for kernel in planned.kernels]
+    added = [s for s in stages if any(isinstance(o.node, Scatter) for each in s.walks for o in each.stores)]
+    return added[0], planned.buffers
+
+
+def test_tiles_of_which_nothing_is_added_to_a_table_are_passed_over():
+    stage, _ = scattered(score=fg.relative_bias(torch.zeros(4, 21)), mask=fg.causal())
+    assert stage.walks[0].guard is le(index("kv"), add(index("q"), sub(size("kv"), size("q"))))
+    stage, _ = scattered(score=fg.relative_bias(torch.zeros(4, 21)))
+    assert stage.walks[0].guard is TRUE
+
+
+@pytest.mark.parametrize("position", [fg.q, fg.kv])
+def test_what_was_gathered_by_one_position_is_summed_over_the_other_first(position):
+    table = fg.capture(torch.zeros(4, 21), "h near", name="table")
+    score = lambda s: s * table[fg.h, position // 4]  # noqa: E731
+    stage, buffers = scattered(score=score)
+    assert not stage.walks[0].products
+    assert not any({"q", "kv"} <= set(buffer.axes) for buffer in buffers)
+    graph = attention(score=score, mask=fg.causal()).graph
+    require_right(graph, list(arguments(graph, {**LENGTHS, "i0": 21}).values()), (evaluate, in_tiles))
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (fg.q - fg.kv, True),
+        (fg.abs(fg.kv - fg.q) // 3, True),
+        (fg.h, True),
+        (fg.q, False),
+        (fg.q + fg.kv, False),
+        (fg.q // 4 - fg.kv // 4, False),
+        (fg.capture(torch.zeros(9, dtype=torch.int32), "kv", name="places") - fg.kv + fg.q, False),
+    ],
+)
+def test_what_is_the_same_along_a_diagonal(place, expected):
+    assert unmoved((place.node,), ("q", "kv")) == expected
 
 
 MEASURED = {
