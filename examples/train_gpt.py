@@ -110,9 +110,10 @@ for backend in BACKENDS:
 mine = losses(by_fagen)
 print(f"{len(theirs) + 1} runs of {STEPS} steps in {time.perf_counter() - start:.0f} s")
 
+steps = [*range(0, STEPS - 1, max(STEPS // 6, 1)), STEPS - 1]
+print("losses of steps     ", *(f"{step:6d}" for step in steps))
 for name, curve in {"fagen": mine, **theirs}.items():
-    shown = " ".join(f"{loss:.4f}" for loss in curve[:: max(STEPS // 6, 1)])
-    print(f"{name:<20} {shown} ... {curve[-1]:.4f}")
+    print(f"{name:<20}", *(f"{curve[step]:.4f}" for step in steps))
 usual = max(apart(one, other) for one, other in itertools.combinations(theirs.values(), 2))
 largest = max(apart(mine, curve) for curve in theirs.values())
 print(f"torch's runs differ by up to {usual:.2e}, fagen's from them by up to {largest:.2e}")
