@@ -119,7 +119,7 @@ class Expressions:
     """What all expressions of one kernel share: names of parameters, pieces of code, widths of integers.
 
     ``sizes`` are the lengths fixed at compile time. ``fast`` says that approximations the user allowed are
-    taken, ``exact`` that weights may be too small, or their exponents too large, for the hardware's powers.
+    taken; without, weights may be too small, or their exponents too large, for the hardware's powers.
     """
 
     def __init__(
@@ -128,12 +128,10 @@ class Expressions:
         sizes: Mapping[Axis, int],
         fast: bool,
         limits: Mapping[Node, Extent] | None = None,
-        exact: bool = False,
     ) -> None:
         self.names = names
         self.sizes = dict(sizes)
         self.fast = fast
-        self.exact = exact
         self.codes = Codes()
         self.limits: dict[Node, Extent] = dict.fromkeys((HEAD, FIRST_COLUMN), (0, LENGTH - 1)) | dict(
             limits or {}
@@ -590,16 +588,16 @@ class Lowering:
 
         The factor log2(e) comes after the subtraction: a score near the largest float stays finite.
         """
-        if self._shared.fast and max(map(abs, interval(x))) <= _SMALL:
+        if not self._shared.fast:
+            return self._codes.call("expf", (self._done[x],), "float", 8)
+        if max(map(abs, interval(x))) <= _SMALL:
             factors = [self._done[factor] for factor in self._factors(x)]
             exponent = self._product([*factors, self._codes.leaf(_LOG2E, "float")])
             return self._codes.call("exp2_approx", (exponent,), "float", 2)
-        in_twos = self._in_twos(x) if self._rounded and not self._shared.exact else None
+        in_twos = self._in_twos(x) if self._rounded else None
         if in_twos is not None:
             return self._codes.call("exp2_approx", (in_twos,), "float", 2)
-        if self._shared.exact:
-            return self._codes.call("expf", (self._done[x],), "float", 8)
-        fused = self._exponential(x) if self._shared.fast and self._nonpositive(x) else None
+        fused = self._exponential(x) if self._nonpositive(x) else None
         if fused is not None:
             return fused
         exponent = self._codes.infix("*", self._done[x], self._codes.leaf(_LOG2E, "float"), "float", PRODUCT)
@@ -637,7 +635,7 @@ class Lowering:
         return None
 
     def _exp2(self, node: Map, x: Node) -> Code:
-        approximate = not self._shared.exact and self._nonpositive(x)
+        approximate = self._shared.fast and self._nonpositive(x)
         name, cost = ("exp2_approx", 2) if approximate else ("exp2f", 4)
         return self._codes.call(name, (self._done[x],), "float", cost)
 

@@ -64,8 +64,7 @@ class Surroundings:
     ) -> None:
         self.plan = plan
         self.parameters = parameters
-        fast = is_16_bit(plan.problem)
-        self.expressions = Expressions(parameters, dict(plan.sizes), fast, limits, not fast)
+        self.expressions = Expressions(parameters, dict(plan.sizes), is_16_bit(plan.problem), limits)
         self.codes = self.expressions.codes
         self.splitter = Splitter(flat)
         self.block: list[Statement] = []

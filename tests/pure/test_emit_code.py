@@ -72,10 +72,10 @@ def planned() -> Plan:
 class Point:
     """A point inside a tile: rows q, columns kv, a score and a row's maximum known."""
 
-    def __init__(self, planned: Plan, fast: bool = False, exact: bool = False, **options: object) -> None:
+    def __init__(self, planned: Plan, fast: bool = False, **options: object) -> None:
         sizes = dict(planned.problem.sizes)
         limits = planned.problem.limits
-        self.expressions = Expressions(Parameters(planned), sizes, fast, limits, exact)
+        self.expressions = Expressions(Parameters(planned), sizes, fast, limits)
         self.codes: Codes = self.expressions.codes
         leaves: dict[Node, Code] = {Index(a): self.codes.leaf(a, "int32") for a in ("b", "hk", "g")}
         leaves[Index("q")] = self.codes.leaf("q", "int32", ROW)
@@ -125,7 +125,7 @@ q, kv = Index("q"), Index("kv")
         (mul(to_float(sub(kv, q)), S), "s * float(kv - q)"),
         (add(to_int(le(kv, q)), q), "int32(kv <= q) + q"),
         (function("rsqrt", S), "rsqrtf(s)"),
-        (function("exp", sub(S, M)), "exp2_approx((s - m) * LOG2E)"),
+        (function("exp", sub(S, M)), "expf(s - m)"),
         (ir.minimum(kv, q), "minimum(q, kv)"),
         (ir.function("abs", sub(q, kv)), "absolute(q - kv)"),
         (mod(kv, Const(4)), "kv % 4"),
@@ -184,13 +184,13 @@ def test_a_length_known_beforehand_is_a_constant_with_its_formula(point: Point, 
     assert point.text(to_float(Size("kv"))) == "float(p.kv_len)"
 
 
-def test_a_running_maximum_makes_the_power_of_two_enough(planned: Plan) -> None:
-    point = Point(planned, nonpositive=lambda exponent: True)
-    assert point.text(function("exp", sub(S, M))) == "exp2_approx((s - m) * LOG2E)"
-    assert point.text(function("exp2", sub(S, M))) == "exp2_approx(s - m)"
-    exact = Point(
-        planned, exact=True, nonpositive=lambda exponent: True
-    )  # weights may be too small for the hardware's
+def test_a_running_maximum_makes_the_power_of_two_enough_for_16_bits(planned: Plan) -> None:
+    bounded = Point(planned, fast=True, nonpositive=lambda exponent: True)
+    assert bounded.text(function("exp2", sub(S, M))) == "exp2_approx(s - m)"
+    free = Point(planned, fast=True)
+    assert free.text(function("exp", sub(S, M))) == "exp2_approx((s - m) * LOG2E)"
+    assert free.text(function("exp2", sub(S, M))) == "exp2f(s - m)"
+    exact = Point(planned, nonpositive=lambda exponent: True)  # weights may be too small for the hardware's
     assert exact.text(function("exp", sub(S, M))) == "expf(s - m)"
     assert exact.text(function("exp2", sub(S, M))) == "exp2f(s - m)"
 
@@ -276,7 +276,7 @@ def test_a_value_for_a_later_step_is_kept_and_others_wait(planned: Plan) -> None
     split = point.splitter.split([(point.lower(score), first), (point.lower(weight), second)])
     assert [(s.kind, s.target, s.text) for s in split.at(first)] == [("array", "x0[c]", "s * 2.0f")]
     assert [variable.name for variable in split.arrays()] == ["x0"]
-    assert split.text(point.lower(weight)) == "exp2_approx((x0[c] - m) * LOG2E) * tanhf(s)"
+    assert split.text(point.lower(weight)) == "expf(x0[c] - m) * tanhf(s)"
 
 
 def test_names_of_an_outer_place_are_known_to_later_splits(point: Point) -> None:
