@@ -94,8 +94,9 @@ def attention(
     dropout  the probability of dropping a weight
 
     With ``deterministic`` gradients are the same bits in every run; that of a gathered table is then summed
-    exactly, in 520 bytes for each element of the table. Without it several blocks may add their parts of one,
-    such as that of q, to memory in no fixed order: faster, and its last bits may differ.
+    exactly, in 520 bytes for each element of the table. Several blocks may add their parts of one, such as
+    that of q, to memory: without it in no fixed order, which is faster and may differ in the last bits, with
+    it in turns; where it is not known whose turn comes next, a kernel of its own makes it.
 
     Raises UsageError or DtypeError for what has no meaning, PlanError for what does not fit.
     """

@@ -42,6 +42,7 @@ from fagen.derive.extent import (
     bits,
     found,
 )
+from fagen.derive.signs import slope
 from fagen.derive.terms import conjuncts
 from fagen.derive.tile import Let, Reads, Search, Summary, Tile, larger, smaller, summarised
 from fagen.ir.graph import (
@@ -89,6 +90,7 @@ __all__ = [
     "Search",
     "Summary",
     "bits",
+    "nested",
     "ranges",
     "row_places",
     "sought",
@@ -177,6 +179,21 @@ def ranges(guard: Node, own_axis: Axis, walk_axis: Axis) -> RangePlan:
         *reads.used([may, must, *(node for r in clipped for node in (r.begin, r.end, r.when))]),
         needs_block_map=bool(blind) and all(blind),
     )
+
+
+def nested(plan: RangePlan | None) -> bool:
+    """Whether each own tile visits all that those behind it do, and perhaps more; None visits everything."""
+    if plan is None:
+        return True
+    if len(plan.ranges) != 1 or plan.may is not TRUE or plan.needs_block_map:
+        return False
+    (span,) = plan.ranges
+    if span.when is not TRUE or any(isinstance(node, Symbol) for node in walk([span.end])):
+        return False
+    own = OWN_FIRST, OWN_LAST
+    known = all(node in own for node in walk([span.begin]) if isinstance(node, Symbol))
+    rises = [slope(span.begin, each) for each in own]
+    return known and all(each is not None and each[0] >= 0 for each in rises)
 
 
 def sought(plan: RangePlan) -> RangePlan:

@@ -4,7 +4,8 @@ A block that owns a tile of one axis and walks along another has, at each step, 
 tiles. Another stage may own what this one walks along, and walk along what it owns: its products are the
 same, transposed. Where its results are plain sums along its walk, each block of the first stage has a part of
 them, the part of the rows it owns, and adds it to memory. The products are then computed once; what is paid
-is that memory, which every block adds to in turn, and that the order of the additions is not fixed.
+is that memory, to which every block adds, and that the order of the additions is not fixed, or that blocks
+wait for their turns.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from fagen.ir.graph import Graph, Input, Node, Symbol
 from fagen.ir.names import names_of
 
 
-def merged(derivation: Derivation, graph: Graph) -> Derivation | None:
+def merged(derivation: Derivation, graph: Graph, deterministic: bool = False) -> Derivation | None:
     """``derivation`` of ``graph`` with two of its stages made one; None where no two can be.
 
-    Of two ways the one is taken that adds up fewer sums in memory.
+    Of two ways the one is taken that adds up fewer sums in memory. ``deterministic`` says that they are
+    added in turns.
     """
     stages = derivation.stages
     found = [
@@ -40,7 +42,9 @@ def merged(derivation: Derivation, graph: Graph) -> Derivation | None:
             kept += [both, rest]
         elif stage not in (giver, host):
             kept.append(stage)
-    return replace(derivation, stages=tuple(kept), notes=(*derivation.notes, _note(giver, both)))
+    return replace(
+        derivation, stages=tuple(kept), notes=(*derivation.notes, _note(giver, both, deterministic))
+    )
 
 
 def _pairs(stages: Sequence[Stage], graph: Graph) -> Iterator[tuple[Stage, Stage]]:
@@ -113,12 +117,13 @@ def _names(giver: Sequence[Product], host: Sequence[Product]) -> dict[Node, Node
     return {product.symbol: there[side] for product, side in zip(giver, sides, strict=True)}
 
 
-def _note(giver: Stage, both: Stage) -> Note:
+def _note(giver: Stage, both: Stage, deterministic: bool) -> Note:
     (walk,) = both.walks
     sums = listed([partial.name for partial in walk.partials])
     products = listed(sorted(product.symbol.name for product in walk.products))
+    how = "in turns" if deterministic else "in no fixed order"
     text = (
         f"{products} are those of a walk along {giver.walk} too: a block that owns rows of {giver.walk} adds "
-        f"its part of {sums} to memory, in no fixed order, and no other computes them again"
+        f"its part of {sums} to memory, {how}, and no other computes them again"
     )
     return Note("partials", text)

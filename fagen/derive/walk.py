@@ -97,7 +97,7 @@ class Partial:
     row. ``value`` is an expression over own and walk axes, as a state's is; an element counts only where the
     walk's guard holds. ``operand`` has ``over`` and ``features`` (and batch axes). The sum lies in the buffer
     ``name``, fp32, with the axes of ``symbol`` as its layout; it is 0 before the stage, which adds to it in
-    no fixed order.
+    no fixed order or, where the same bits are asked for, in turns.
     """
 
     name: str

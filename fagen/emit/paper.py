@@ -82,7 +82,9 @@ def _walk(scope: Scope, walk: Walk) -> list[str]:
         lines.append(_shaped(scope, f"    {equation(scope, state)}", state.symbol))
     for partial in walk.partials:
         lines.append(_shaped(scope, f"    {added(scope, partial)}", partial.symbol))
-        lines.append("      (in memory, 0 at first; blocks add to it in no fixed order)")
+        roles = scope.kernel.roles
+        how = "in turns" if roles is not None and roles.in_turns else "in no fixed order"
+        lines.append(f"      (in memory, 0 at first; blocks add to it {how})")
     return lines + [f"    {_output(scope, output)}" for output in walk.stores]
 
 

@@ -53,7 +53,7 @@ from fagen.emit.texts import (
 )
 from fagen.ir import graph as ir
 from fagen.ir.graph import MINUS_INF, ONE, ZERO, Axis, Input, Map, Node
-from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, Roles
+from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES, Roles, turns_of
 from fagen.plan.space import CHUNK
 from fagen.plan.warpgroups import (
     ADDER_REGISTERS,
@@ -85,6 +85,7 @@ _PLACES = {
     "handed": "HANDED_AT",
     "parts": "PARTS_AT",
     "places": "PLACES_AT",
+    "turns": "TURNS_AT",
     "hand_pipe": "HAND_PIPE_AT",
     "part_pipe": "PART_PIPE_AT",
     "kept": "KEPT_AT",
@@ -152,6 +153,9 @@ class AddedText:
     """Parts that these leave in."""
     others: tuple[str, ...]
     """Positions along the other axes of the sum, the nearest first."""
+    turns: str
+    """Where it is counted how many blocks have added to the tile at ``place``; empty where none waits for its
+    turn."""
     equation: str
 
     @property
@@ -574,6 +578,23 @@ class ForwardRoles(ForwardLoop):
         return " || ".join(moved)
 
     @property
+    def claimed(self) -> str:
+        """The number of another work. Where blocks wait for those that claimed theirs before them, the first
+        one is claimed too: whoever has an earlier one then runs."""
+        if self.roles.in_turns:
+            return "fetch_cyclic(p.counter, count + gridDim.x)"
+        return "gridDim.x + fetch_cyclic(p.counter, count)"
+
+    @property
+    def turn(self) -> str:
+        """How many works of the same head come before a block's."""
+        assert self.row_axis is not None
+        start = f"block.{self.row_axis}_start"
+        if self.ascends:
+            return f"{start} / {self.positions}"
+        return f"({self.length(self.row_axis)} - 1 - {start}) / {self.positions}"
+
+    @property
     def is_last(self) -> str:
         """Whether a tile is the last of a work."""
         ends = [f"{axis_name(axis)} == {self.length(axis)} - 1" for axis in self.outer_axes]
@@ -629,7 +650,9 @@ class ForwardRoles(ForwardLoop):
         if self.searches(walk):
             return False
         states = self.scope.kernel.stage.walks[self.walks.index(walk)].states
-        return self.ascends or any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
+        if self.ascends and not self.roles.in_turns:  # all begin with the same tile, one behind another
+            return True
+        return any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
 
     def first_visited(self, walk: WalkText) -> str:
         """The tile that comes first in a walk that visits all of them."""
@@ -1071,6 +1094,17 @@ class _Builder(LoopBuilder):
         places = [lower.position(each).form for each in reversed(others)]
         if {"hk", "g"} <= set(others):  # they are one axis
             places[:2] = [self.scope.grid[HEAD].form]
+        turns = ""
+        if self.kernel.roles.in_turns:
+            counted = self.scope.parameters.buffer(turns_of(partial.name))
+            strides = dict(zip(counted.layout, counted.strides, strict=True))
+            near = [each for each in reversed(others) if each != "hk"]
+            at = [f"place[{2 + i}] * {strides[each]}" for i, each in enumerate(near)]
+            if {"hk", "g"} <= set(others):  # strides of an axis of one position are 0
+                group = self.scope.length(GROUP_AXIS)
+                at[0] = f"place[2] / {group} * {strides['hk']} + place[2] % {group} * {strides['g']}"
+            turns = " + ".join([*reversed(at), f"place[0] / {block_name(self.walk_axis)}"])
+            turns = f"&{counted.pointer}[{turns}]"
         return AddedText(
             weights=text.weights,
             weight=text.weight,
@@ -1080,6 +1114,7 @@ class _Builder(LoopBuilder):
             panel=panel,
             pieces=panel // part,
             others=tuple(places),
+            turns=turns,
             equation=f"{tensor.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}",
         )
 
@@ -1171,8 +1206,12 @@ class _Builder(LoopBuilder):
         return dict(self.scope.plan.problem.sizes)[axis]
 
     def section(self) -> str:
-        """How many heads are worked on at once: what a cache serves, one where all rows do the same."""
-        masked = any(ranges is not None for ranges in self.kernel.ranges)
+        """How many heads are worked on at once: what a cache serves, one where all rows do the same.
+
+        Blocks that wait for each other's turns are the fewer the more heads there are.
+        """
+        assert self.kernel.roles is not None
+        masked = any(ranges is not None for ranges in self.kernel.ranges) or self.kernel.roles.in_turns
         bytes_ = sum(2 * self._size(key[2]) for key in self.tiles if key[0] != "own")
         partials = (partial for walk in self.stage.walks for partial in walk.partials)
         bytes_ += sum(4 * self._size(axis) for partial in partials for axis in partial.features)

@@ -170,7 +170,7 @@ class Family:
     """What kernels of a family can do.
 
     tensor_cores  multiply on tensor cores: 16-bit operands, all of one type
-    adds          add partial sums to memory, of all blocks in no fixed order
+    adds          add partial sums to memory, of all blocks in no fixed order; with roles also in turns
     roles         give warps roles: some copy, others multiply
     plain         multiply number by number: operands of any type, and stages that are no loop over tiles
     """

@@ -152,6 +152,9 @@ class Roles:
     divided: bool = False
     """Whether consumers have the same 64 rows, and each makes what one level of their tiles needs; else each
     has 64 rows of its own."""
+    in_turns: bool = False
+    """Whether blocks add to a tile of a sum one after another, in the order of their works: it is then the
+    same bits in every run."""
 
     @property
     def row_groups(self) -> int:
@@ -313,6 +316,11 @@ class Buffer:
         known = {**lengths, "h": lengths.get("hk", 1) * lengths.get("g", 1)}
         pieces = tuple(-(-known[axis] // tile) for axis, tile in zip(self.axes, tiles, strict=True))
         return (*pieces, prod(tiles)) if self.whole else pieces
+
+
+def turns_of(name: str) -> str:
+    """The buffer that says how many blocks have added to each tile of another, in turns."""
+    return f"{name}_turns"
 
 
 @dataclass(frozen=True)

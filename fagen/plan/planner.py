@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
-from fagen.derive.intervals import RangePlan, sought
+from fagen.derive.intervals import RangePlan, nested, sought
 from fagen.derive.partials import merged
 from fagen.derive.parts import in_parts
 from fagen.derive.streaming import derive
@@ -20,7 +20,7 @@ from fagen.ir.stack import room_for
 from fagen.plan import warpgroups
 from fagen.plan.arch import FAMILIES, PLAIN, Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives, near_positions
-from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule, Storage
+from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule, Storage, turns_of
 from fagen.plan.prepare import prepare
 from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, range_of, stage_roots
 from fagen.plan.space import CHUNK, FRAGMENT, ON_TENSOR_CORES, Tiles, shared_tiles
@@ -116,7 +116,7 @@ def _ranked_plans(
             problem=problem,
             family=_family_of(kernels, problem, families),
             kernels=tuple(kernels),
-            buffers=(*memory, *(each.buffer for each in prepared)),
+            buffers=(*memory, *_turns(kernels), *(each.buffer for each in prepared)),
             prepared=prepared,
             outputs=output_storages(problem),
             notes=(*derivation.notes, *(note for choice in chosen for note in choice.notes)),
@@ -158,9 +158,9 @@ def _cheapest(
     if long is not None and problem.fusion == "full":
         return _shared_out(apart, parts, took, long, problem, arch, lengths, families)
     used = {choice.family for _, choice in parts if choice.schedule in LOOPS}
-    unordered = problem.graph.direction == "backward" and not problem.deterministic
-    adds = problem.fusion == "full" and unordered and all(FAMILIES[family].adds for family in used)
-    joined = merged(apart, problem.graph) if adds else None
+    backward = problem.graph.direction == "backward"
+    adds = problem.fusion == "full" and backward and all(FAMILIES[family].adds for family in used)
+    joined = merged(apart, problem.graph, problem.deterministic) if adds else None
     if joined is None:
         return apart, parts, ()
     try:
@@ -345,7 +345,7 @@ def _chosen(
     if roles and stage.parts:
         reason = f"its blocks take one work after another, and no part of a walk along {stage.walk}"
     if reason is None and any(walk.partials for walk in stage.walks):
-        reason = _not_added(stage, family, how, axis, counts)
+        reason = _not_added(stage, family, how, axis, counts, problem)
     if reason is not None:
         return (Rejected(family, reason),)
     changed, notes = stage, tuple[Note, ...]()
@@ -398,7 +398,7 @@ def _loop_of(stage: Stage, schedule: Schedule, family: str) -> Schedule:
 
 
 def _not_added(
-    stage: Stage, family: str, schedule: Schedule, axis: Axis | None, counts: Profile
+    stage: Stage, family: str, schedule: Schedule, axis: Axis | None, counts: Profile, problem: Problem
 ) -> str | None:
     """Why a family can't run a stage with partial sums; None if it can."""
     sums = [partial for walk in stage.walks for partial in walk.partials]
@@ -408,6 +408,12 @@ def _not_added(
         return "adds partial sums to memory where all other sums of the walk have features"
     if counts.wide:
         return "weights that pass through memory in fp16 may be larger than it holds"
+    if not problem.deterministic:
+        return None
+    if not FAMILIES[family].roles:
+        return "adds to memory in no fixed order"
+    if not all(nested(range_of(walk, stage, axis)) for walk in stage.walks):
+        return "blocks that come later visit tiles that earlier ones don't: no turn of theirs is known"
     return None
 
 
@@ -469,12 +475,14 @@ def _buffers(stages: Sequence[Stage], choices: Sequence[_Choice], problem: Probl
     to in no order is exact.
     """
     found: list[Buffer] = []
+    partials = {each.name for stage in stages for walk in stage.walks for each in walk.partials}
     read_until: dict[int, int] = {}
     for node, (written, last) in buffer_lives(stages, problem.graph).items():
         if _adds_to(stages[written], node.name):
             sides = _piece(stages[written], node.name) if choices[written].schedule == "backward_loop" else {}
             tiles = tuple(sides.get(axis, 1) for axis in node.layout) if sides else ()
-            storage: Storage = "exact" if problem.deterministic else "fp32"
+            scattered = node.name not in partials
+            storage: Storage = "exact" if problem.deterministic and scattered else "fp32"
             found.append(Buffer(node.name, node.layout, storage, None, tiles, zeroed=True, whole=bool(sides)))
             continue
         free = (i for i, until in read_until.items() if until < written and found[i].axes == node.axes)
@@ -501,6 +509,17 @@ def _clearing(
                 memory[place] = replace(buffer, zeroed=False)
                 break
     return found, tuple(memory)
+
+
+def _turns(kernels: Sequence[KernelPlan]) -> Iterator[Buffer]:
+    """How many blocks have added to each tile of a sum that they add to in turns."""
+    for kernel in kernels:
+        if kernel.roles is None or not kernel.roles.in_turns:
+            continue
+        for partial in (partial for walk in kernel.stage.walks for partial in walk.partials):
+            axes = tuple(axis for axis in partial.symbol.axes if axis not in partial.features)
+            tiles = tuple(kernel.block_walk if axis == kernel.stage.walk else 1 for axis in axes)
+            yield Buffer(turns_of(partial.name), axes, "int32", None, tiles, zeroed=True)
 
 
 def _piece(stage: Stage, name: str) -> Mapping[Axis, int]:

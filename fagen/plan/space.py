@@ -70,6 +70,7 @@ class Tiles:
         if self.roles:
             buffers = f"{self.roles.own_stages} + {self.roles.stages} buffers"
             adds = f", parts of {self.roles.part} added" if self.roles.adders else ""
+            adds += " in turns" if self.roles.in_turns else ""
             share = " of the same rows" if self.roles.divided else ""
             return f"{size}, {self.roles.consumers} consumers{share}, {buffers}{adds}"
         return f"{size}, {self.rows} x {self.columns} threads{', rows in registers' if self.held else ''}"

@@ -226,6 +226,8 @@ def candidates(counts: Profile, problem: Problem, family: str = "simt") -> Itera
         divided = bool(step.divided and (step.partials or problem.deterministic))
         shapes = warpgroups.shapes(step.partials, len(step.levels), divided)
         for roles, columns in shapes:
+            if roles.adders and problem.deterministic:
+                roles = replace(roles, in_turns=True)
             rows = warpgroups.GROUP_ROWS * roles.row_groups
             yield Tiles("warpgroups", rows, columns, whole, 0, rows // 2, 4, roles)
     elif counts.schedule == "backward_loop":

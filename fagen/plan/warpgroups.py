@@ -272,6 +272,7 @@ def layout(
         ("works", WORKS * (1 + grid_axes + places)),
         ("visits", visit_words(outer_axes) * visit_count(roles, values)),
         ("places", 4 * PARTS if roles.adders else 0),
+        ("turns", PARTS if roles.in_turns else 0),
         *((name, 4 * count) for name, count in pipes.items()),
     ):
         if words:

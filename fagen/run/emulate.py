@@ -114,6 +114,11 @@ class EmulatedKernels:
         """The file of the text that was compiled."""
         return self._library.with_name("kernel.cu")
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether blocks wait for others: a worker would take theirs for a deadlock that it can't see end."""
+        return "wait_for_turn(" in self.text
+
     def launch(
         self,
         name: str,
@@ -136,7 +141,7 @@ class EmulatedKernels:
         memories         all the memory behind those pointers; only a checker needs them
         schedule         who goes on where several can: the lowest warp, the highest, or the dice of the seed
         multiprocessors  how many hold the live blocks; 0 lets the seed choose one to three
-        workers          OS threads among which blocks are dealt; above 1 only where blocks do not communicate
+        workers          OS threads among which blocks are dealt; one where they wait for each other's turns
         timeout_s        when a launch with a checker, which is a process of its own, is given up
 
         Raises EmulatorFinding with the thread and the line if the kernel breaks a rule of the machine, and
@@ -158,7 +163,7 @@ class EmulatedKernels:
             schedule=SCHEDULES.index(schedule),
             seed=seed,
             multiprocessors=multiprocessors,
-            workers=min(workers, max(prod(grid), 1)),  # each has a block
+            workers=1 if self.in_turns else min(workers, max(prod(grid), 1)),  # each has a block
         )
         if self.checker == "none":
             report = self._run(name, request, params)

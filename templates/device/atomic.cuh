@@ -5,6 +5,7 @@
 //                                     multiple of 16 bytes
 //   fetch_next(counter)               adds 1 to an int32 counter and gives its value before
 //   fetch_cyclic(counter, period)     the same, but from `period` - 1 it goes back to 0
+//   turns_passed(counter)             what the counter has reached; what was written before is seen
 //   wait_for_turn(counter, turn)      one thread of a block spins until the counter reaches `turn`, then
 //                                     sees all that was written before the turns passed; it may only wait for
 //                                     blocks that are sure to run
@@ -44,11 +45,15 @@ __device__ __forceinline__ int32 fetch_cyclic(int32* counter, int32 period) {
   return static_cast<int32>(atomicInc(reinterpret_cast<uint32*>(counter), static_cast<uint32>(period - 1)));
 }
 
-__device__ __forceinline__ void wait_for_turn(const int32* counter, int32 turn) {
+__device__ __forceinline__ int32 turns_passed(const int32* counter) {
   int32 seen;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-  } while (seen < turn);
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  return seen;
+}
+
+__device__ __forceinline__ void wait_for_turn(const int32* counter, int32 turn) {
+  while (turns_passed(counter) < turn) {
+  }
 }
 
 __device__ __forceinline__ void pass_turn(int32* counter) {

@@ -14,6 +14,8 @@
 //   store_commit()                         closes the group of this thread's stores issued so far
 //   store_wait_read<GROUPS>()              waits until at most so many groups have still to read shared memory
 //   store_wait<GROUPS>()                   until at most so many are not in global memory yet
+//   fence_async_global()                   by a thread that saw what other blocks wrote to global memory, before it has
+//                                          more added to it
 //   fence_async()                          by each thread that wrote to shared memory, before the barrier after which
 //                                          stores or products read it
 #pragma once
@@ -91,6 +93,10 @@ __device__ __forceinline__ void store_wait_read() {
 template <int GROUPS>
 __device__ __forceinline__ void store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 __device__ __forceinline__ void fence_async() {

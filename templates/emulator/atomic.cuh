@@ -28,6 +28,10 @@ inline int32 fetch_cyclic(int32* counter, int32 period) {
   return seen;
 }
 
+inline int32 turns_passed(const int32* counter) {
+  return __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+}
+
 inline void wait_for_turn(const int32* counter, int32 turn, int line = __builtin_LINE()) {
   while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < turn) {
     fagen_poll("wait_for_turn", line);

@@ -146,6 +146,8 @@ inline void store_wait(int line = __builtin_LINE()) {
   fagen_store_wait(GROUPS, false, line);
 }
 
+inline void fence_async_global() {}
+
 inline void fence_async() {
   fagen_fence_async();
 }

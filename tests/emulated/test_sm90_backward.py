@@ -13,6 +13,7 @@ import fagen as fg
 from edges import require_right
 from fagen.calls.prepared import emulation
 from fagen.errors import EmulatorFinding
+from fagen.plan import cost
 from fagen.run import emulate
 from fagen.run.emulate import SCHEDULES
 
@@ -22,7 +23,7 @@ IDS = torch.tensor([[0] * 70 + [1] * 130])
 CASES: Mapping[str, dict[str, Any]] = {
     "causal": {"head_dim": 64, "lengths": (150, 260), "heads": (4, 2), "mask": fg.causal()},
     "many tiles": {"head_dim": 64, "lengths": (400, 130), "heads": (1, 1)},
-    "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
+    "causal, in turns": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
     "window, fp16": {
         "head_dim": 128,
         "lengths": (210, 150),
@@ -44,7 +45,13 @@ CASES: Mapping[str, dict[str, Any]] = {
         "mask": fg.document(IDS) & fg.causal(),
     },
     "divided": {"head_dim": 256, "lengths": (150, 100), "heads": (2, 1), "mask": fg.causal()},
-    "divided, apart": {"head_dim": 192, "lengths": (40, 100), "heads": (2, 1), "mask": fg.causal()},
+    "divided, in turns": {"head_dim": 192, "lengths": (40, 140), "heads": (2, 1)},
+    "divided, apart": {
+        "head_dim": 192,
+        "lengths": (40, 100),
+        "heads": (2, 1),
+        "mask": fg.sliding_window(30),
+    },
     "divided, softcap": {
         "head_dim": 192,
         "lengths": (100, 150),
@@ -56,7 +63,7 @@ CASES: Mapping[str, dict[str, Any]] = {
 }
 """Values of columns and of elements, products that are read twice, rows that pass over tiles, several walks
 for one head of keys; sums that are added to memory, also where each consumer makes another of the same rows,
-and the same in kernels apart; buffers that are filled again and again."""
+and the same in a fixed order, in turns or in kernels apart; buffers that are filled again and again."""
 FREED_EARLY = {
     "columns": (
         r"wgmma_wait<0>\(acc0, rounded_weights0, weights1\);\n( +column_pipe\.pass_behind_wait)",
@@ -74,18 +81,22 @@ of them."""
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_right_under_every_schedule(name: str) -> None:
+def test_gradients_are_right_under_every_schedule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = dict(CASES[name])
     (q_len, kv_len), (q_heads, kv_heads), head_dim = (
         case.pop(each) for each in ("lengths", "heads", "head_dim")
     )
     fused = head_dim != 80 and "alone" not in name
-    added = fused and "apart" not in name
+    in_turns = "in turns" in name
+    if in_turns:
+        monkeypatch.setattr(cost, "WARPGROUP_TURN_CYCLES", 0)  # taken wherever it is right
+    added = fused and "apart" not in name and not in_turns
     torch.manual_seed(7)
     shapes = [(1, q_heads, q_len, head_dim), *[(1, kv_heads, kv_len, head_dim)] * 2]
     dtype = torch.float16 if "fp16" in name else torch.bfloat16
     tensors = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
-    out = fg.attention(*tensors, family="sm90", deterministic="apart" in name, **case)
+    fixed = in_turns or "apart" in name
+    out = fg.attention(*tensors, family="sm90", deterministic=fixed, **case)
     incoming = torch.randn_like(out)
     plan = fg.compile(
         head_dim=head_dim,
@@ -100,7 +111,7 @@ def test_gradients_are_right_under_every_schedule(name: str) -> None:
     assert any(each is not None and each.adders for each in roles) == fused
     assert any(each is not None and each.divided for each in roles) == ("divided" in name)
     first: tuple[torch.Tensor, ...] | None = None
-    orders = 2 if added else 0  # in which blocks add to the gradient of q, besides
+    orders = 2 if added or in_turns else 0  # in which blocks add to the gradient of q, besides
     for seed, schedule in enumerate((*SCHEDULES, *["random"] * orders)):
         with emulation(schedule=schedule, seed=seed):
             found = torch.autograd.grad(out, tensors, incoming, retain_graph=True)
@@ -109,6 +120,28 @@ def test_gradients_are_right_under_every_schedule(name: str) -> None:
         first = first or found
         same = [torch.equal(a, b) for a, b in zip(found, first, strict=True)]
         assert all(same[added:]), (same, schedule, seed)
+
+
+def test_a_block_adds_when_its_turn_has_come_and_not_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whose turn it is, is known of each tile of each head."""
+    torch.manual_seed(7)
+    q = torch.randn(2, 2, 40, 64).bfloat16().requires_grad_()
+    k, v = (torch.randn(2, 2, 270, 64).bfloat16().requires_grad_() for _ in range(2))
+    out = fg.attention(q, k, v, family="sm90", deterministic=True)
+    checked = r"\1if (*turn != turns[part_at.stage()]) p.dQ_sum[0] = NAN;\n\1add_part("
+
+    def edited(name: str, text: str) -> str:
+        text, count = re.subn(r"( +)add_part\(", checked, text)
+        assert count == 1, name
+        return text
+
+    monkeypatch.setattr(emulate, "overridden", edited)
+    monkeypatch.setenv("FAGEN_OVERRIDE", str(tmp_path))  # another text than what this process knows
+    with emulation(schedule="random", seed=1, multiprocessors=3):
+        (found,) = torch.autograd.grad(out, [q], torch.randn_like(out))
+    assert not found.isnan().any()
 
 
 @pytest.mark.parametrize("buffer", FREED_EARLY)

@@ -86,6 +86,19 @@ def test_b35_bits_are_equal_while_the_gpu_is_busy(family: str, everything: bool)
         assert all(map(torch.equal, first, again))
 
 
+@pytest.mark.parametrize("kv_heads", [2, 8])
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "causal"])
+def test_bits_of_what_blocks_add_in_turns_are_equal(masked: bool, kv_heads: int) -> None:
+    need("cuda", "sm90")
+    q, k, v = learned(2, 8, 4096, 64), learned(2, kv_heads, 4096, 64), learned(2, kv_heads, 4096, 64, seed=2)
+    out = fg.attention(q, k, v, mask=fg.causal() if masked else None, deterministic=True)
+    incoming = torch.randn_like(out)
+    first = torch.autograd.grad(out, (q, k, v), incoming, retain_graph=True)
+    for _ in range(30):
+        again = torch.autograd.grad(out, (q, k, v), incoming, retain_graph=True)
+        assert all(map(torch.equal, first, again))
+
+
 @pytest.mark.parametrize("length", [33, 128])
 def test_b35_bits_of_a_thousand_short_backwards_are_equal(family: str, length: int) -> None:
     q, k, v = (torch.randn(1, 2, length, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))

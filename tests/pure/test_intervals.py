@@ -1,5 +1,7 @@
 """The tiles a mask leaves: all that hold an allowed pair, hardly another, full only where all are allowed."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fagen.derive.intervals import (
     WALK_FIRST,
     WALK_LAST,
     Range,
+    nested,
     ranges,
     row_places,
     sought,
@@ -135,6 +138,24 @@ def test_tiles_at_other_lengths(name):
         )
         live, extra = live + some, extra + more
     assert extra <= (live // 10 if name in OTHERS else 0)
+
+
+def test_tiles_said_to_be_nested_are():
+    found: dict[tuple[str, str], bool] = {}
+    for name, case in MASKS.items():
+        lengths = ((200, 200), (150, 300), (300, 150))
+        for (own, walked), (q_len, kv_len) in itertools.product(DIRECTIONS, lengths):
+            mask = case.build(q_len, kv_len, 0)
+            said = found[name, own] = nested(ranges(mask.node, own, walked))
+            if said:
+                sizes = {"q": q_len, "kv": kv_len}
+                rows = live_tiles(mask.node, own, walked, sizes, 32, 16, tables_of(mask))
+                visited = [{tile for tile, _ in row} for row in rows]
+                assert all(later <= earlier for earlier, later in itertools.pairwise(visited)), (name, own)
+    assert found["causal", "kv"]
+    assert not found["causal", "q"]
+    assert not found["sliding_window", "kv"]
+    assert nested(None)
 
 
 def test_the_common_masks_need_no_test_of_a_visited_tile():

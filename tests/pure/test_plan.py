@@ -186,10 +186,12 @@ def test_a_family_is_not_refused_by_an_estimate(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "shared"), [(64, False), (96, False), (128, False), (192, True), (256, True)]
+    ("head_dim", "shared", "in_turns"),
+    [(64, False, True), (96, False, False), (128, False, True), (192, True, False), (256, True, False)],
 )
-def test_warps_with_roles_add_parts_of_a_sum(head_dim: int, shared: bool) -> None:
-    """Where a consumer's registers have no room for the sums of its rows, two share the rows."""
+def test_warps_with_roles_add_parts_of_a_sum(head_dim: int, shared: bool, in_turns: bool) -> None:
+    """Where a consumer's registers have no room for the sums of its rows, two share the rows; blocks wait for
+    their turns where that takes less time than one more kernel."""
     asked, _ = backward_of(problem(attention_graph(), head_dim, storage="bf16", arch="H200"))
     made = plan(asked)
     assert made.family == "sm90"
@@ -198,10 +200,29 @@ def test_warps_with_roles_add_parts_of_a_sum(head_dim: int, shared: bool) -> Non
     first, *_ = made.kernels
     assert first.clears == ("dQ_sum",)
     assert not any(buffer.zeroed for buffer in made.buffers)
+    fixed = plan(replace(asked, deterministic=True))
+    kernel, *others = (kernel for kernel in fixed.kernels if kernel.roles)
+    assert bool(others) == (not in_turns)
+    if others:
+        assert not any(each.roles and each.roles.adders for each in (kernel, *others))
+        return
+    assert kernel.roles == replace(roles, in_turns=True)
+    (turns,) = (buffer for buffer in fixed.buffers if buffer.zeroed)
+    assert (turns.axes, turns.storage) == (("b", "hk", "g", "q"), "int32")
+    assert turns.tiles == (1, 1, 1, kernel.block_walk)
+
+
+@pytest.mark.parametrize("mask", [fg.sliding_window(64), fg.prefix_lm(32), fg.kv >= fg.q])
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_where_no_turn_is_known_a_kernel_more_makes_the_same_bits(mask: Any, head_dim: int) -> None:
+    graph = attention(mask=mask).graph
+    asked, _ = backward_of(problem(graph, head_dim, storage="bf16", arch="H200", family="sm90"))
     apart = plan(replace(asked, deterministic=True))
     found = [kernel.roles for kernel in apart.kernels if kernel.roles]
     assert not any(each.adders for each in found)
-    assert [each.divided for each in found] == [False, shared]
+    assert [each.divided for each in found] == [False, head_dim == 256]
+    (reason,) = (each.reason for each in apart.rejected if each.candidate == "partial sums")
+    assert "blocks that come later visit tiles that earlier ones don't" in reason
 
 
 def test_what_has_no_room_to_be_handed_over_says_so() -> None:
