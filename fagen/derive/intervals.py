@@ -42,7 +42,6 @@ from fagen.derive.extent import (
     bits,
     found,
 )
-from fagen.derive.signs import slope
 from fagen.derive.terms import conjuncts
 from fagen.derive.tile import Let, Reads, Search, Summary, Tile, larger, smaller, summarised
 from fagen.ir.graph import (
@@ -89,8 +88,8 @@ __all__ = [
     "RowPlace",
     "Search",
     "Summary",
+    "alike",
     "bits",
-    "nested",
     "ranges",
     "row_places",
     "sought",
@@ -181,19 +180,15 @@ def ranges(guard: Node, own_axis: Axis, walk_axis: Axis) -> RangePlan:
     )
 
 
-def nested(plan: RangePlan | None) -> bool:
-    """Whether each own tile visits all that those behind it do, and perhaps more; None visits everything."""
+def alike(plan: RangePlan | None) -> bool:
+    """Whether all own tiles visit the same tiles; None visits every tile."""
     if plan is None:
         return True
     if len(plan.ranges) != 1 or plan.may is not TRUE or plan.needs_block_map:
         return False
     (span,) = plan.ranges
-    if span.when is not TRUE or any(isinstance(node, Symbol) for node in walk([span.end])):
-        return False
-    own = OWN_FIRST, OWN_LAST
-    known = all(node in own for node in walk([span.begin]) if isinstance(node, Symbol))
-    rises = [slope(span.begin, each) for each in own]
-    return known and all(each is not None and each[0] >= 0 for each in rises)
+    bounds = walk([span.begin, span.end])
+    return span.when is TRUE and not any(isinstance(node, Symbol) for node in bounds)
 
 
 def sought(plan: RangePlan) -> RangePlan:

@@ -589,10 +589,7 @@ class ForwardRoles(ForwardLoop):
     def turn(self) -> str:
         """How many works of the same head come before a block's."""
         assert self.row_axis is not None
-        start = f"block.{self.row_axis}_start"
-        if self.ascends:
-            return f"{start} / {self.positions}"
-        return f"({self.length(self.row_axis)} - 1 - {start}) / {self.positions}"
+        return f"({self.length(self.row_axis)} - 1 - block.{self.row_axis}_start) / {self.positions}"
 
     @property
     def is_last(self) -> str:
@@ -650,9 +647,7 @@ class ForwardRoles(ForwardLoop):
         if self.searches(walk):
             return False
         states = self.scope.kernel.stage.walks[self.walks.index(walk)].states
-        if self.ascends and not self.roles.in_turns:  # all begin with the same tile, one behind another
-            return True
-        return any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
+        return self.ascends or any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
 
     def first_visited(self, walk: WalkText) -> str:
         """The tile that comes first in a walk that visits all of them."""

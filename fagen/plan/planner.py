@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
-from fagen.derive.intervals import RangePlan, nested, sought
+from fagen.derive.intervals import RangePlan, alike, sought
 from fagen.derive.partials import merged
 from fagen.derive.parts import in_parts
 from fagen.derive.streaming import derive
@@ -412,8 +412,8 @@ def _not_added(
         return None
     if not FAMILIES[family].roles:
         return "adds to memory in no fixed order"
-    if not all(nested(range_of(walk, stage, axis)) for walk in stage.walks):
-        return "blocks that come later visit tiles that earlier ones don't: no turn of theirs is known"
+    if not all(alike(range_of(walk, stage, axis)) for walk in stage.walks):
+        return "blocks visit different tiles: which of them come before another is not known"
     return None
 
 

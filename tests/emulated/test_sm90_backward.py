@@ -23,7 +23,8 @@ IDS = torch.tensor([[0] * 70 + [1] * 130])
 CASES: Mapping[str, dict[str, Any]] = {
     "causal": {"head_dim": 64, "lengths": (150, 260), "heads": (4, 2), "mask": fg.causal()},
     "many tiles": {"head_dim": 64, "lengths": (400, 130), "heads": (1, 1)},
-    "causal, in turns": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
+    "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
+    "in turns": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1)},
     "window, fp16": {
         "head_dim": 128,
         "lengths": (210, 150),
@@ -46,12 +47,7 @@ CASES: Mapping[str, dict[str, Any]] = {
     },
     "divided": {"head_dim": 256, "lengths": (150, 100), "heads": (2, 1), "mask": fg.causal()},
     "divided, in turns": {"head_dim": 192, "lengths": (40, 140), "heads": (2, 1)},
-    "divided, apart": {
-        "head_dim": 192,
-        "lengths": (40, 100),
-        "heads": (2, 1),
-        "mask": fg.sliding_window(30),
-    },
+    "divided, apart": {"head_dim": 192, "lengths": (40, 100), "heads": (2, 1), "mask": fg.causal()},
     "divided, softcap": {
         "head_dim": 192,
         "lengths": (100, 150),

@@ -81,6 +81,7 @@ BACKWARD: Mapping[str, Case] = {
     "two kernels, 80": Case(80),
     "two kernels, 192 and 128": Case(192, 128, mask=lambda _: None),
     "in a fixed order": Case(deterministic=True),
+    "in turns": Case(mask=lambda _: None, deterministic=True),
 }
 
 

@@ -1,7 +1,5 @@
 """The tiles a mask leaves: all that hold an allowed pair, hardly another, full only where all are allowed."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from fagen.derive.intervals import (
     WALK_FIRST,
     WALK_LAST,
     Range,
-    nested,
+    alike,
     ranges,
     row_places,
     sought,
@@ -140,22 +138,17 @@ def test_tiles_at_other_lengths(name):
     assert extra <= (live // 10 if name in OTHERS else 0)
 
 
-def test_tiles_said_to_be_nested_are():
-    found: dict[tuple[str, str], bool] = {}
+def test_tiles_said_to_be_alike_are():
     for name, case in MASKS.items():
-        lengths = ((200, 200), (150, 300), (300, 150))
-        for (own, walked), (q_len, kv_len) in itertools.product(DIRECTIONS, lengths):
-            mask = case.build(q_len, kv_len, 0)
-            said = found[name, own] = nested(ranges(mask.node, own, walked))
-            if said:
-                sizes = {"q": q_len, "kv": kv_len}
-                rows = live_tiles(mask.node, own, walked, sizes, 32, 16, tables_of(mask))
-                visited = [{tile for tile, _ in row} for row in rows]
-                assert all(later <= earlier for earlier, later in itertools.pairwise(visited)), (name, own)
-    assert found["causal", "kv"]
-    assert not found["causal", "q"]
-    assert not found["sliding_window", "kv"]
-    assert nested(None)
+        for own, walked in DIRECTIONS:
+            mask = case.build(200, 200, 0)
+            if alike(ranges(mask.node, own, walked)):
+                rows = live_tiles(mask.node, own, walked, {"q": 200, "kv": 200}, 32, 16, tables_of(mask))
+                visited = [[tile for tile, _ in row] for row in rows]
+                assert all(tiles == visited[0] for tiles in visited), (name, own)
+    assert not alike(ranges(fg.causal().node, "kv", "q"))
+    assert alike(ranges(le(Const(5), Index("q")), "kv", "q"))
+    assert alike(None)
 
 
 def test_the_common_masks_need_no_test_of_a_visited_tile():
