@@ -184,7 +184,7 @@ def alike(plan: RangePlan | None) -> bool:
     """Whether all own tiles visit the same tiles; None visits every tile."""
     if plan is None:
         return True
-    if len(plan.ranges) != 1 or plan.may is not TRUE or plan.needs_block_map:
+    if len(plan.ranges) != 1 or plan.may is not TRUE or plan.needs_block_map or sought(plan).searches:
         return False
     (span,) = plan.ranges
     bounds = walk([span.begin, span.end])
