@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256) backward_0_rowwise(const __gri
   const int q = inside ? row : p.q_len - 1;  // past the end: once more the last, as all lanes join
   const int lane = threadIdx.x % LANES;
   for (int first = lane * 4; first < HEAD_DIM; first += LANES * 4) {
-    store_vector(&dQ_sum_at[q * p.dQ_sum_q + first], Vec<fp32, 4>{});
+    if (inside) store_vector(&dQ_sum_at[q * p.dQ_sum_q + first], Vec<fp32, 4>{});
   }
 
   float acc = 0.0f;

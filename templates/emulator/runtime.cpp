@@ -399,6 +399,20 @@ bool Scheduler::wake_pollers() {
   return any;
 }
 
+// Where pollers have looked in vain: whether blocks of another worker may yet do what they wait for. All have stopped
+// for good when each has looked since the last one stopped.
+bool Scheduler::others_may_help() {
+  if (!looks_since_) {
+    looks_since_ = ++launch_.stops;
+    return true;
+  }
+  launch_.stuck[worker_] = looks_since_;
+  if (launch_.all_stuck()) return false;
+  sched_yield();
+  looks_since_ = launch_.stops;
+  return true;
+}
+
 std::string Scheduler::who_waits(const Block& block) const {
   std::string text;
   for (size_t i = 0; i < block.fibers.size();) {
@@ -447,15 +461,20 @@ void Scheduler::run() {
     }
     // Nobody is ready. Whoever spins looks again; if that has changed nothing, an operation takes effect.
     if (!progress_) {
-      if (!in_flight()) {
+      if (in_flight()) {
+        complete_any(true);
+      } else if (!others_may_help()) {
         report_deadlock();
         break;
       }
-      complete_any(true);
+    } else {
+      looks_since_ = launch_.stuck[worker_] = 0;
     }
     progress_ = false;
     if (!wake_pollers() && !in_flight()) report_deadlock();
   }
+  launch_.stuck[worker_] = ~0ull;
+  ++launch_.stops;
   acquire(&end_);
   scheduler = nullptr;
 }

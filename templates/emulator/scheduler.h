@@ -102,9 +102,23 @@ struct Launch {
   std::atomic<bool> failed{false};
   unsigned long long blocks;
   pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  std::atomic<unsigned long long> stops{1};  // how often a worker came to where nothing of its own went on
+  std::vector<std::atomic<unsigned long long>>
+      stuck;  // of each worker: behind which of these it looked in vain
 
   explicit Launch(const FagenLaunch& request)
-      : request(request), blocks(1ull * request.grid[0] * request.grid[1] * request.grid[2]) {}
+      : request(request),
+        blocks(1ull * request.grid[0] * request.grid[1] * request.grid[2]),
+        stuck(request.workers) {}
+
+  // Whether every worker has looked in vain, or has nothing left, since the last one stopped.
+  bool all_stuck() const {
+    const unsigned long long last = stops;
+    for (auto& each : stuck) {
+      if (each < last) return false;
+    }
+    return true;
+  }
 
   void fail(const std::string& text) {
     pthread_mutex_lock(&lock);
@@ -134,7 +148,11 @@ inline unsigned highest(unsigned mask) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, unsigned worker)
-      : launch_(launch), request_(launch.request), next_block_(worker), random_{request_.seed * 64 + worker} {
+      : launch_(launch),
+        request_(launch.request),
+        worker_(worker),
+        next_block_(worker),
+        random_{request_.seed * 64 + worker} {
     block_threads_ = request_.block[0] * request_.block[1] * request_.block[2];
     random_.next();
     const unsigned processors = request_.multiprocessors ? request_.multiprocessors : 1 + random_.below(3);
@@ -193,6 +211,7 @@ class Scheduler {
  private:
   Launch& launch_;
   const FagenLaunch& request_;
+  const unsigned worker_;
   unsigned long long next_block_;
   Random random_;
   unsigned block_threads_, capacity_;
@@ -200,6 +219,7 @@ class Scheduler {
   unsigned late_units_;  // units whose operations land only where nothing else can go on
   bool hands_over_;      // who ends a phase of a barrier stands back until those it lets go on can do no more
   bool progress_ = false, stopped_ = false;
+  unsigned long long looks_since_ = 0;  // the stop behind which pollers look again; 0 where something went on
   std::vector<char*> stacks_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
@@ -221,6 +241,7 @@ class Scheduler {
   void perhaps_yield(Fiber& fiber);
   Fiber* pick();
   bool wake_pollers();
+  bool others_may_help();
   bool still_waits(const Fiber& fiber) const;
   void complete(Fiber& fiber, size_t index);
   void complete_any(bool forced);

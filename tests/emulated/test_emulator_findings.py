@@ -257,6 +257,18 @@ def test_blocks_are_live_together_as_many_as_the_multiprocessors_hold() -> None:
         )
 
 
+def test_blocks_of_two_workers_wait_for_each_other() -> None:
+    """A worker whose blocks all spin is in no deadlock while those of another may go on."""
+    late = "for (int n = 0; n < 20000; ++n) p.y[i] += 1.0f; "
+    turns = "if (i == 0) { wait_for_turn(p.counter, %s); pass_turn(p.counter); }"
+    for seed in range(4):
+        run = Run(f"if (blockIdx.x == 1) {{ {late}}} {turns % 'blockIdx.x ^ 1'}")
+        run(blocks=2, workers=2, schedule="random", seed=seed, multiprocessors=2)
+        assert run.counter[0] == 2, seed
+        with pytest.raises(EmulatorFinding, match="deadlock"):
+            Run(turns % "blockIdx.x + 1")(blocks=2, workers=2, seed=seed, multiprocessors=2)
+
+
 @pytest.mark.parametrize("checker", ["none", "address"])
 def test_fresh_shared_memory_is_nan_for_every_block(checker: str) -> None:
     run = Run("Shared<float, 64> s(0); if (i < 32) p.y[i] += s[i]; __syncthreads(); s[i] = 1.0f;", checker)
