@@ -606,6 +606,7 @@ class ForwardRoles(ForwardLoop):
         texts = [statement.text for statement in walk.row]
         texts += [self.text_of(phase, walk, True) for phase in walk.phases]
         texts += [self.text_of_mask(walk), *(draw.text for draw in walk.draws)]
+        texts += [] if self.brings_values else [statement.text for statement in self.column]
         return any("block." in text for text in texts)
 
     @property

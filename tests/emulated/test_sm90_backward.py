@@ -39,6 +39,13 @@ CASES: Mapping[str, dict[str, Any]] = {
         "mask": fg.causal(),
         "score": fg.softcap(3.0),
     },
+    "softcap, window": {
+        "head_dim": 64,
+        "lengths": (70, 60),
+        "heads": (2, 1),
+        "mask": fg.sliding_window(16, 5),
+        "score": fg.softcap(3.0),
+    },
     "documents": {
         "head_dim": 64,
         "lengths": (200, 200),
@@ -58,8 +65,9 @@ CASES: Mapping[str, dict[str, Any]] = {
     "each result alone": {"head_dim": 256, "lengths": (70, 100), "heads": (2, 1), "score": fg.softcap(3.0)},
 }
 """Values of columns and of elements, products that are read twice, rows that pass over tiles, several walks
-for one head of keys; sums that are added to memory, also where each consumer makes another of the same rows,
-and the same in a fixed order, in turns or in kernels apart; buffers that are filled again and again."""
+for one head of keys, also where threads read values of columns themselves; sums that are added to memory,
+also where each consumer makes another of the same rows, and the same in a fixed order, in turns or in kernels
+apart; buffers that are filled again and again."""
 FREED_EARLY = {
     "columns": (
         r"wgmma_wait<0>\(acc0, rounded_weights0, weights1\);\n( +column_pipe\.pass_behind_wait)",
