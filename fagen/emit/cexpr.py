@@ -511,8 +511,8 @@ class Lowering:
 
     def _factors(self, x: Node) -> list[Node]:
         """What is multiplied to ``x``: of products in it, too, where rounding may differ."""
-        if not isinstance(x, Map) or x.op != "mul":
-            return [x]
+        if not isinstance(x, Map) or x.op != "mul" or any(arg not in self._done for arg in x.args):
+            return [x]  # what is known as a whole has no parts here
         return [part for arg in x.args for part in (self._factors(arg) if self._shared.fast else [arg])]
 
     def _product(self, factors: Sequence[Code]) -> Code:

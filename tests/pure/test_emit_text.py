@@ -294,6 +294,13 @@ def test_an_error_in_a_template_names_the_macro(tmp_path: Path, monkeypatch: pyt
         module._environment.cache_clear()
 
 
+def test_a_number_divides_scores_in_both_directions() -> None:
+    """What is made of sizes and numbers alone is one constant, and no product of others."""
+    for direction in ("forward", "backward"):
+        kernel = fg.compile(head_dim=16, dtype="fp16", direction=direction, score=fg.temperature(1.7))
+        assert "rsqrt(head_dim)" in kernel.source
+
+
 def test_layout() -> None:
     raw = "void f() {\nif (x) {\n~\n\ny = 1;  // one\nlonger = 2;  // two\n~\n}\n~\n~\n}\n"
     assert laid_out(raw) == (
