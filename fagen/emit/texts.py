@@ -12,9 +12,12 @@ from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name, block_name, said
 from fagen.ir.graph import Axis
 from fagen.plan.cost import tiles_of
-from fagen.plan.plan import GROUP_AXIS, KernelPlan
+from fagen.plan.plan import GROUP_AXIS, KernelPlan, SharedTile
 from fagen.plan.profile import axes_along
 from fagen.plan.space import ON_TENSOR_CORES, groups
+
+LINE = 64
+"""Elements of 16 bits in a line of shared memory."""
 
 
 @dataclass(frozen=True)
@@ -611,10 +614,30 @@ class ForwardLoop:
         return []
 
     @property
+    def held_in_part(self) -> bool:
+        """Whether registers have the first columns of rows, but not all."""
+        kernel = self.scope.kernel
+        return 0 < kernel.held < max((tile.width for tile in self.own_shared), default=0)
+
+    def held_of(self, tile: TileText) -> str:
+        """Of how many columns of a tile of rows registers have the fragments."""
+        return str(self.scope.kernel.held) if self.held_in_part else tile.width
+
+    @property
+    def own_shared(self) -> list[SharedTile]:
+        """Tiles of rows in shared memory."""
+        return [tile for tile in self.scope.kernel.shared if tile.name.startswith("own")]
+
+    @property
     def rows_at_once(self) -> bool:
-        """Whether where a warp's rows begin is computed once: addresses of permuted chunks are no sums."""
-        own = [tile for tile in self.scope.kernel.shared if tile.name.startswith("own")]
-        return all(tile.pitch == tile.width for tile in own)
+        """Whether where a warp's rows begin is computed once: addresses of permuted chunks are no sums.
+
+        It takes a register. Beside rows of one line tiles are wide, and leave none where all elements may be
+        masked or scored.
+        """
+        own = self.own_shared
+        asked = not self.by_sets and any(walk.score or walk.loop.ranges for walk in self.walks)
+        return all(tile.pitch == tile.width and (tile.width > LINE or not asked) for tile in own)
 
     @property
     def quads(self) -> bool:

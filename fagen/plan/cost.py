@@ -286,8 +286,8 @@ class Model:
         own, walk = tiles.block_own * shared / warps / FRAGMENT, tiles.block_walk / FRAGMENT
         inner = [round_up(length, FRAGMENT) / FRAGMENT for length in step.terms]
         features = [feature_width(length, tiles) / FRAGMENT for length in step.weighted]
-        rows = 0.0 if tiles.held else own
-        loads = warps * (sum(inner) * (rows + walk / shared) + walk * sum(features) / shared)
+        rows = own * sum(max(length - tiles.held / FRAGMENT, 0.0) for length in inner)
+        loads = warps * (rows + (sum(inner) + sum(features)) * walk / shared)
         if shared > 1:  # weights are operands in memory, and each warp has a share of its own of the sums
             shapes = (part_shape(tiles.block_own, feature_width(f, tiles), warps) for f in step.weighted)
             loads = warps * sum(inner) * (own + walk / shared)

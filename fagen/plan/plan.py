@@ -212,8 +212,8 @@ class KernelPlan:
     roles: Roles | None = None
     registers: tuple[int, int] | None = None
     """Of a thread of the producer and of a consumer, where warps have roles."""
-    held: bool = False
-    """Whether warps keep the fragments of their rows in registers for the whole walk."""
+    held: int = 0
+    """Of how many columns warps keep the fragments of their rows in registers for the whole walk."""
     spare: int = 0
     """Registers that a thread is estimated to have beyond those that it needs; negative: a compiler may
     still manage with what there is."""

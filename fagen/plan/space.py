@@ -56,8 +56,8 @@ class Tiles:
     rows: int
     columns: int
     roles: Roles | None = None
-    held: bool = False
-    """Whether warps keep the fragments of their rows in registers for the whole walk."""
+    held: int = 0
+    """Of how many columns warps keep the fragments of their rows in registers for the whole walk."""
 
     @property
     def threads(self) -> int:
@@ -73,7 +73,8 @@ class Tiles:
             adds += " in turns" if self.roles.in_turns else ""
             share = " of the same rows" if self.roles.divided else ""
             return f"{size}, {self.roles.consumers} consumers{share}, {buffers}{adds}"
-        return f"{size}, {self.rows} x {self.columns} threads{', rows in registers' if self.held else ''}"
+        held = f", {self.held} columns of rows in registers" if self.held else ""
+        return f"{size}, {self.rows} x {self.columns} threads{held}"
 
 
 def shared_tiles(profile: Profile, tiles: Tiles) -> tuple[SharedTile, ...]:
@@ -279,8 +280,7 @@ def registers(profile: Profile, tiles: Tiles, least: bool = False) -> int:
         scores = own * walk * max(step.products, 1)
         if tiles.tiling == "fragments":
             held = accumulators + scores + 2 * own + CHUNK - SAVED_REGISTERS + _drawn_registers(step)
-            if tiles.held:
-                held += own * sum(round_up(inner, FRAGMENT) for inner in step.own_tiles) // 8
+            held += own * sum(min(round_up(inner, FRAGMENT), tiles.held) for inner in step.own_tiles) // 8
             parts = [tiles.block_walk * feature_width(f, tiles) // tiles.threads for f in step.partials]
             held += max(max(parts, default=0) - scores, 0)
             if _element_issue(step, profile) > PLAIN_SLOTS:

@@ -296,6 +296,7 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
 
     A tile of the walk has more than 64 columns only where that makes it no larger than 64 columns of a usual
     head dim. At larger head dims eight warps may keep 16 rows each in registers: all share what is copied.
+    Beside a wider tile there is room for so many columns as usual rows have.
     """
     whole = round_up(max((size for step in counts.passes for size in step.terms), default=0), FRAGMENT)
     for warps, shares, walk in pairs((1, 2, 4, 8), (1, 2), (32, 64, 128)):
@@ -303,7 +304,9 @@ def _fragments(counts: Profile) -> Iterator[Tiles]:
             yield Tiles("fragments", FRAGMENT * shares * warps, walk, whole, 0, 8 * warps, 4)
     if counts.holds_rows and whole > _USUAL_DEPTH:
         for walk in (64, 96):
-            yield Tiles("fragments", 8 * FRAGMENT, walk, whole, 0, 64, 4, held=True)
+            yield Tiles("fragments", 8 * FRAGMENT, walk, whole, 0, 64, 4, held=whole)
+        if len(counts.passes[0].own_tiles) == 1:
+            yield Tiles("fragments", 8 * FRAGMENT, 128, whole, 0, 64, 4, held=_USUAL_DEPTH)
 
 
 def _twofold(counts: Profile) -> Iterator[Tiles]:

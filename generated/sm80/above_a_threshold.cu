@@ -86,10 +86,10 @@ __device__ __forceinline__ Block this_block(const Params& p) {
 // sums[r][c] += (row r of one tile) * (row c of the other); a fragment of the other serves all rows of a warp
 template <class Own, class Walk>
 __device__ __forceinline__ void multiply(const Own& own, const Walk& walk, float (&sums)[ROWS][COLUMNS]) {
-  const auto rows = from_row<8 * ROWS>(own, threadIdx.x / 32 * (8 * ROWS));
+  const int row = threadIdx.x / 32 * (8 * ROWS);
   UNROLL for (int i = 0; i < Own::WIDTH; i += 16) {
     Left<typename Own::Element> a[ROWS / 2];
-    UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = load_left(rows, 8 * r, i);
+    UNROLL for (int r = 0; r < ROWS; r += 2) a[r / 2] = load_left(own, row + 8 * r, i);
     UNROLL for (int c = 0; c < COLUMNS; c += 4) {
       const auto b = load_right_transposed(walk, 4 * c, i);
       UNROLL for (int r = 0; r < ROWS; r += 2) multiply_add(sums[r], sums[r + 1], c, a[r / 2], b);

@@ -23,6 +23,8 @@ LONGEST: Mapping[str, Mapping[str, Any]] = {
 """Parts of the library that take a compiler longest."""
 CASES: Mapping[str, Mapping[str, Any]] = {
     "causal 64": {"head_dim": 64, "mask": fg.causal()},
+    "softcap 64": {"head_dim": 64, "mask": fg.causal(), "score": fg.softcap(30.0)},
+    "prefix 64": {"head_dim": 64, "mask": fg.prefix_lm(2048)},
     "causal 96": {"head_dim": 96, "mask": fg.causal()},
     "full 112": {"head_dim": 112},
     "causal 112": {"head_dim": 112, "mask": fg.causal()},
@@ -31,7 +33,9 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "window 128": {"head_dim": 128, "mask": fg.sliding_window(1024, 0)},
     "documents 128": {"head_dim": 128, "mask": fg.document(IDS) & fg.causal()},
     "prefix 128": {"head_dim": 128, "mask": fg.prefix_lm(2048)},
+    "softcap 176": {"head_dim": 176, "mask": fg.causal(), "score": fg.softcap(30.0)},
     "causal 192": {"head_dim": 192, "mask": fg.causal()},
+    "softcap 192": {"head_dim": 192, "mask": fg.causal(), "score": fg.softcap(30.0)},
     "alibi 96": {"head_dim": 96, "mask": fg.causal(), "score": fg.alibi()},
     "softcap 96": {"head_dim": 96, "mask": fg.causal(), "score": fg.softcap(30.0)},
     "alibi 128": {"head_dim": 128, "mask": fg.causal(), "score": fg.alibi()},

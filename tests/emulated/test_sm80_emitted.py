@@ -48,9 +48,7 @@ def tensors(dtype: torch.dtype = torch.float16, seed: int = 0) -> list[torch.Ten
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
-def small_plan(
-    graph: Graph, values: Sequence[Any], aligned: tuple[bool, ...] = (), held: bool = False
-) -> Plan:
+def small_plan(graph: Graph, values: Sequence[Any], aligned: tuple[bool, ...] = (), held: int = 0) -> Plan:
     """A plan with 32 x 32 tiles of two warps: several blocks, several tiles, few threads."""
 
     def small(counts: Any, *_: Any) -> list[Tiles]:
@@ -118,10 +116,12 @@ def test_each_wait_and_each_barrier_is_needed(name: str, number: int) -> None:
         assert all(is_right(without, values, schedule=schedule) for schedule in SCHEDULES)
 
 
-def test_rows_are_read_into_registers_once_they_are_there() -> None:
+@pytest.mark.parametrize("held", [32, 16], ids=["all columns", "half of them"])
+def test_rows_are_read_into_registers_once_they_are_there(held: int) -> None:
     values = tensors()
-    plan = small_plan(causal.trace().graph, values, held=True)
+    plan = small_plan(causal.trace().graph, values, held=held)
     text = emit(plan).text
+    assert ("load_left(own" in text) == (held == 16)
     assert is_right(Run(plan, "race"), values)
     (barrier,) = re.finditer(r"__syncthreads\(\);  // Q is there", text)
     wait = text.rindex("copy_async_wait<0>();", 0, barrier.start())
