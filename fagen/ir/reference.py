@@ -652,13 +652,16 @@ class Comparison:
 def ulp(value: float, dtype: torch.dtype) -> float:
     """The distance between neighbours of ``dtype`` at ``value``.
 
-    No less than the smallest normal number of fp32: kernels compute in it, and for them what lies below is 0.
+    In 16 bits no less than the smallest normal number of fp32: what is computed for them takes smaller ones
+    for 0, as the hardware's powers do. What is computed for fp32 counts them.
     """
     kind = torch.finfo(dtype)
+    least = kind.tiny * kind.eps
     if value == 0 or not math.isfinite(value):
-        return float(kind.tiny * kind.eps)
-    least = kind.tiny * kind.eps if dtype == torch.float64 else torch.finfo(torch.float32).tiny
-    return float(max(2.0 ** math.floor(math.log2(abs(value))) * kind.eps, kind.tiny * kind.eps, least))
+        return float(least)
+    if kind.bits == 16:
+        least = max(least, torch.finfo(torch.float32).tiny)
+    return float(max(2.0 ** math.floor(math.log2(abs(value))) * kind.eps, least))
 
 
 def tolerance(ref: Tensor, eager: Tensor, dtype: torch.dtype, *, gradient: bool = False) -> float:
