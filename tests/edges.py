@@ -310,7 +310,10 @@ def test_a_row_without_a_key(device: str, dtype: torch.dtype, kv_len: int) -> No
     sink = torch.tensor([0.5, -3.0], device=device)
     out, lse = attend(given, mask=mask, sink=sink, return_lse=True)
     assert (out[:, :, empty] == 0).all()
-    assert torch.equal(lse[:, :, empty], sink[None, :, None].expand_as(lse)[:, :, empty])
+    # log(exp(sink)): powers of 16-bit programs are off by up to 2^-22 of themselves
+    allowed = 0.0 if dtype == torch.float32 else 1e-6
+    expected = sink[None, :, None].expand_as(lse)
+    torch.testing.assert_close(lse[:, :, empty], expected[:, :, empty], rtol=0.0, atol=allowed)
 
 
 def test_a_mask_that_allows_nothing(device: str) -> None:
