@@ -911,8 +911,13 @@ class LoopBuilder:
         return StoresText(self.walk_axis, "", "COLUMNS", 1, split.at(ELEMENT), stores), list(split.at(ROW))
 
     def is_diagonal(self, x: Node) -> bool:
-        """Whether tensor cores make tiles, and all elements of a diagonal of one are added to one place."""
+        """Whether tensor cores make tiles, and all elements of a diagonal of one are added to one place.
+
+        Where heads share the rows of a tile, the next row is no further position.
+        """
         if not isinstance(x, Scatter) or self.row_axis is None or self.kernel.tiling not in ON_TENSOR_CORES:
+            return False
+        if self.kernel.group > 1:
             return False
         return unmoved(x.indices, (self.row_axis, self.walk_axis))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import edges
 import fagen as fg
 from fagen.calls.dispatch import compute
 from fagen.calls.prepared import emulation
@@ -105,3 +106,17 @@ def test_heads_past_the_end_of_a_walk_along_them_are_not_read():
         (found,) = torch.autograd.grad((out, lse), (bias,), (torch.ones_like(out), torch.ones_like(lse)))
     assert found.shape == bias.shape
     assert torch.isfinite(found).all()
+
+
+def test_rows_of_several_heads_are_added_to_a_table_as_no_diagonal():
+    """Few queries of all heads of a key head share a tile: the next row is another head's."""
+    torch.manual_seed(7)
+    q, k, v = (
+        torch.randn(1, heads, length, 64).bfloat16().requires_grad_()
+        for heads, length in [(4, 2), *[(1, 129)] * 2]
+    )
+    table = torch.randn(4, 99).requires_grad_()
+    parts = {"score": fg.relative_bias(table), "mask": fg.causal()}
+    out = fg.attention(q, k, v, family="sm80", **parts)
+    found = torch.autograd.grad(out.sum(), [q, k, v, table])
+    edges.require_right([q, k, v], found, **parts)
