@@ -1,8 +1,8 @@
 """Reverse mode on the graph: the gradient of each node is a graph, too.
 
 Gradients are selected, never multiplied by 0: the adjoint of ``where`` is ``where``. A value that was
-broadcast sums its gradient over the axes it lacks; one that was gathered does so if it lacks a position: then
-there are not as many of them as pairs. Equal arguments of a maximum share its gradient.
+broadcast sums its gradient over the axes it lacks; a gathered one only where it lacks a position, as then
+fewer values than pairs are left to add. Equal arguments of a maximum share its gradient.
 """
 
 from __future__ import annotations

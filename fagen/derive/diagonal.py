@@ -1,4 +1,7 @@
-"""Which gathers have one place for all elements of a diagonal, as those by a distance of positions do."""
+"""Which gathers have one place for all elements of a diagonal, as those by a distance of positions do.
+
+A diagonal goes one position further along two axes at once: in a tile it is one where each row is a position.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 //   scatter_diagonals(terms, place)  adds terms[r][c], of a piece as multiply_add has it, for all lanes, which must
 //                                    call; place(down, right) points to where the element so many rows and columns
 //                                    from the thread's first is added: if it exists, so do those before it on its
-//                                    diagonal. What is 0 is not added, and nobody asks for its place.
+//                                    diagonal. A sum of 0 is not added, and nobody asks for its place.
 #pragma once
 
 #include <atomic.cuh>
