@@ -54,9 +54,9 @@ ROWS = covering(
     random.Random(SEED),
 )
 """Of a program its mask and whether its sums have a fixed order; its parts, its head dim, and its group."""
-EVERY = {"simt": 3, "sm80": 1, "sm90": 2}
+EVERY = {"simt": 6, "sm80": 2, "sm90": 4}
 """Of a family every how many of these programs are read."""
-RUN = {"simt": 40, "sm80": 15, "sm90": 25}
+RUN = {"simt": 80, "sm80": 30, "sm90": 50}
 """And of the sample's gradients every how many are run."""
 
 

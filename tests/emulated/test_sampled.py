@@ -29,7 +29,7 @@ FAMILIES = ("simt", "sm80", "sm90")
 THINNED = {"sm80": 5, "sm90": 12}
 """Of these families every so many cases and a few of the rest: a GPU runs all of them."""
 GPUS = ("A100", "RTX 3090", "RTX 4090", "H100")
-GRADIENTS = 20
+GRADIENTS = 28
 """Every how many of the smaller cases that have gradients are run backward: a GPU runs all of them."""
 CHECKED = {"address": 36, "race": 90}
 """For each checker, every how many cases it watches one: it takes several times as long."""

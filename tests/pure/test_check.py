@@ -154,7 +154,7 @@ def test_a_table_that_is_only_indexed_has_any_length():
         ((Q_SHAPE, K_SHAPE, (3, 3, 20, 32)), "mine: q has b = 2 and v has b = 3"),
         (
             ((2, 7, 10, 64), K_SHAPE, V_SHAPE),
-            "mine: q has 7 query heads and k has 3 key heads; the first is a",
+            "mine: q has 7 query heads and k has 3 key heads; the first has to be a multiple of the second",
         ),
         (((2, 2, 10, 64), K_SHAPE, V_SHAPE), "mine: q has 2 query heads and k has 3 key heads"),
         ((Q_SHAPE, (2, 0, 20, 64), (2, 0, 20, 32)), "mine: q has 6 query heads and k has 0 key heads"),
