@@ -7,6 +7,7 @@ state, and, where another state waits for it, joins that with the other threads 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -551,8 +552,6 @@ class LoopBuilder:
         self.column += split.at(COLUMN)
         late = self.known_late(split, ())
         early = [statement for statement in split.at(ROW) if statement not in late]
-        if any(each.kind == "local" and each.target in said.text for each in early for said in late):
-            late, early = [], list(split.at(ROW))
         equation = f"{name} = {self.scope.shown(value)}"
         return ScoreText(name, split.text(code), equation, split.at(ELEMENT), late, early)
 
@@ -776,9 +775,15 @@ class LoopBuilder:
         """Values of a row that its mask alone reads, and computes from positions whenever a tile needs it."""
         if not self.bits or self.row_axis is None or self.stage.outer:
             return []
-        late = [s for s in split.at(ROW) if s.kind == "field" and "[" not in s.text]
-        others = "\n".join(s.text for s in (*split.at(ROW), *places) if s not in late)
-        return [] if any(s.target in others for s in late) else late
+        late: list[Statement] = []
+        for statement in reversed(split.at(ROW)):
+            needed = statement.kind == "field" or any(statement.target in each.text for each in late)
+            if needed and "[" not in statement.text:
+                late.insert(0, statement)
+        others = [each for each in (*split.at(ROW), *places) if each not in late]
+        ends = [each for each in others if each.kind == "local"]  # which no other function knows
+        pairs = [*itertools.product(late, others), *itertools.product(ends, late)]
+        return [] if any(early.target in later.text for early, later in pairs) else late
 
     def for_places(self, split: Split, places: Sequence[Statement]) -> list[Statement]:
         """Values of a row that the search for its places reads."""

@@ -97,6 +97,17 @@ def test_nothing_is_declared_and_not_used(text: str) -> None:
         assert len(re.findall(rf"\b{names}\b", code)) > 1, f"local {names}"
 
 
+def test_what_tests_of_a_row_share_is_computed_beside_them() -> None:
+    near = fg.minimum(fg.maximum(fg.q, 8), 68)
+    at_end, mask = near == fg.size("kv"), fg.causal()
+    asked = {"mask": (mask & ~at_end) | (~mask & at_end), "head_dim": 64, "family": "sm80", "arch": "A100"}
+    body = re.search(r"void mask\(.*?\n}\n", fg.compile(**asked).source, re.DOTALL)
+    assert body is not None
+    names = set(re.findall(r"(?<![.\w])n\d+\b", body[0]))
+    assert names
+    assert all(f"const int {name} = " in body[0] for name in names)
+
+
 def test_the_only_parameter_is_the_struct(text: str) -> None:
     kernels = re.findall(r"__global__ void [^(]*\([^)]*\) (\w+)\(([^)]*)\)", text)
     assert kernels
