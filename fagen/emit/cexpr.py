@@ -34,7 +34,7 @@ from fagen.emit.code import (
     CType,
     Place,
 )
-from fagen.emit.params import Parameters, Tensor, number
+from fagen.emit.params import Parameters, Tensor, number, type_of
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
     Axis,
@@ -227,7 +227,7 @@ class Lowering:
             value = self._shared.known(node)
             if value is not None:
                 name = self._shared.names.constant(node, value)
-                return self._codes.leaf(name, _ctype(node))
+                return self._codes.leaf(name, type_of(value))
             return self._map(node)
         if isinstance(node, Size):
             return self._shared.length(node.axis)
@@ -742,5 +742,4 @@ def _has_reciprocal(y: float) -> bool:
 def literal(value: float | int | bool) -> tuple[str, CType, Place, int]:
     """A number: its text, its type, its place and how strongly it binds."""
     text = number(value)
-    ctype = "bool" if isinstance(value, bool) else "float" if isinstance(value, float) else "int32"
-    return text, "int64" if text.endswith("ll") else ctype, BLOCK, UNARY if text.startswith("-") else ATOM
+    return text, type_of(value), BLOCK, UNARY if text.startswith("-") else ATOM

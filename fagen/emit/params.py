@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from fagen.emit.code import CType, written
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Input, Node, Output, Scalar
 from fagen.ir.names import names_of
@@ -163,8 +164,7 @@ class Constant:
     @property
     def definition(self) -> str:
         """How it is declared."""
-        text = number(self.value)
-        return f"constexpr {'float' if text.endswith('f') else 'int'} {self.name} = {text};"
+        return f"constexpr {written(type_of(self.value))} {self.name} = {number(self.value)};"
 
 
 _LOG2E = Constant("LOG2E", math.log2(math.e), "exp(x) = 2^(x LOG2E)")
@@ -175,7 +175,7 @@ def number(value: float | int | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return f"{value}" if -(2**31) < value < 2**31 else f"{value}ll"
+        return f"{value}ll" if type_of(value) == "int64" else f"{value}"
     if math.isnan(value):
         return "NAN"
     single = to_fp32(value)
@@ -183,6 +183,15 @@ def number(value: float | int | bool) -> str:
         return "INFINITY" if single > 0 else "-INFINITY"
     short = (float(f"{single:.{digits}g}") for digits in range(1, 10))
     return f"{next(x for x in short if to_fp32(x) == single)!r}f"
+
+
+def type_of(value: float | int | bool) -> CType:
+    """The type of such a number."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, float):
+        return "float"
+    return "int32" if -(2**31) < value < 2**31 else "int64"
 
 
 def to_fp32(value: float) -> float:

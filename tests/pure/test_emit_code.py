@@ -184,6 +184,20 @@ def test_a_length_known_beforehand_is_a_constant_with_its_formula(point: Point, 
     assert point.text(to_float(Size("kv"))) == "float(p.kv_len)"
 
 
+@pytest.mark.parametrize(
+    ("node", "text", "definition"),
+    [
+        (mul(kv, mul(size("d"), Const(2**31))), "COUNT * kv", "int64 COUNT = 137438953472ll"),
+        (mul(S, mul(size("d"), Const(math.inf))), "s * SCALE", "float SCALE = INFINITY"),
+        (mul(S, mul(size("d"), Const(math.nan))), "s * SCALE", "float SCALE = NAN"),
+    ],
+)
+def test_a_constant_has_the_type_of_its_value(point: Point, node: Node, text: str, definition: str) -> None:
+    assert point.text(node) == text
+    (constant,) = point.expressions.names.constants("COUNT SCALE")
+    assert constant.definition == f"constexpr {definition};"
+
+
 def test_a_running_maximum_makes_the_power_of_two_enough_for_16_bits(planned: Plan) -> None:
     bounded = Point(planned, fast=True, nonpositive=lambda exponent: True)
     assert bounded.text(function("exp2", sub(S, M))) == "exp2_approx(s - m)"
