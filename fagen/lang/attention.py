@@ -202,11 +202,16 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 
 def _over_pairs(s: Expr) -> None:
-    """Refuse scores that differ along another axis than pairs of positions have."""
+    """Refuse scores that differ along another axis than pairs of positions have, or are alike along one."""
     if others := [axis for axis in s.axes if axis not in _PAIR_AXES]:
         raise fault(
             f"the scores depend on {' '.join(others)}",
             works="scores, masks and biases are over b, h, q and kv; a table is indexed: table[fg.q]",
+        )
+    if alike := [axis for axis in PAIRS if not {*split_heads((axis,))} <= {*s.axes}]:
+        raise fault(
+            f"the scores do not depend on {' '.join(alike)}",
+            works="a score is made of the one it is given: 0.0 * s + ...",
         )
 
 

@@ -92,6 +92,8 @@ _BEYOND_FP32 = float(2**128 - 2**103)
 
 def beyond_fp32(value: float | int) -> bool:
     """Whether a finite number becomes infinite where it is rounded to fp32, in which scores are computed."""
+    if value.__class__ is not int:  # numpy would round the limit to the type of its number
+        value = float(value)
     return _BEYOND_FP32 <= abs(value) < math.inf
 
 

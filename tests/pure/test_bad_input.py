@@ -162,6 +162,16 @@ CALLS = {
         "attention: the scores depend on d; scores, masks and biases are over b, h, q and kv; a table is "
         "indexed: table[fg.q]",
     ),
+    "a score of the key alone": (
+        lambda: fg.attention(X, X, X, score=lambda s: 1.0 * fg.kv),
+        UsageError,
+        "attention: the scores do not depend on b h q; a score is made of the one it is given: 0.0 * s + ...",
+    ),
+    "a score of the row": (
+        lambda: fg.attention(X, X, X, score=lambda s: fg.max(s, over="kv")),
+        UsageError,
+        "attention: the scores do not depend on kv; a score is made of the one it is given: 0.0 * s + ...",
+    ),
     "axes in capitals": (
         lambda: fg.Tensor["B H S D"],
         UsageError,

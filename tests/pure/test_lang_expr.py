@@ -14,7 +14,7 @@ import fagen as fg
 from fagen.errors import DtypeError, UsageError
 from fagen.ir import graph as ir
 from fagen.ir.reference import evaluate_nodes
-from fagen.lang.expr import Capture, Expr, Tracing
+from fagen.lang.expr import Capture, Expr, Tracing, beyond_fp32
 from fagen.lang.untraced import keep_outside, torch_traces_expressions
 
 LENGTHS = {"b": 2, "hk": 2, "g": 3, "q": 5, "kv": 7, "d": 4, "dv": 4}
@@ -130,6 +130,12 @@ def test_the_same_expression_is_the_same_node():
 def test_numbers_of_numpy_are_numbers():
     assert (fg.q + np.int64(3)).node is (fg.q + 3).node
     assert (np.float32(0.5) * fg.q).node is (0.5 * fg.q).node
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_of_numpy_may_have_less_range_than_fp32():
+    assert not beyond_fp32(np.float16(3.0))
+    assert beyond_fp32(np.float64(1e39))
 
 
 # ------------------------------------------------------------------------------------------------ gathering
