@@ -246,6 +246,13 @@ class ForwardRoles(ForwardLoop):
         return not others and not self.levels and bool(first.weighted) and bool(first.products)
 
     @property
+    def consumer(self) -> Literal["chained", "plainly", "levels", "alone"]:
+        """How consumers work: the name of their template."""
+        if self.levels:
+            return "alone" if self.divided else "levels"
+        return "chained" if self.chained else "plainly"
+
+    @property
     def owes(self) -> bool:
         """Whether a tile is copied for its sums behind the next one, with whose products they are made.
 
