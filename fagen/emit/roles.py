@@ -505,6 +505,8 @@ class ForwardRoles(ForwardLoop):
 
     def multiply_add(self, state: StateText) -> str:
         """How terms are added to a sum: with little room at the launch few features at once."""
+        if not self.divided:
+            return "multiply_add"
         sizes, states = dict(self.scope.plan.problem.sizes), self.scope.kernel.stage.walks[0].states
         (features,) = (sizes[s.features[0]] for s in states if s.symbol.name == state.name)
         return f"multiply_add<{MOST_AT_LAUNCH}>" if features > MOST_AT_LAUNCH else "multiply_add"
