@@ -14,7 +14,7 @@ from fagen.emit.params import Field, Parameters
 from fagen.emit.prepare import preparations
 from fagen.emit.product import product
 from fagen.emit.render import laid_out, render
-from fagen.emit.roles import forward_roles
+from fagen.emit.roles.build import forward_roles
 from fagen.emit.rowwise import rowwise
 from fagen.emit.scope import Routines, Scope, axis_name
 from fagen.ir.graph import Axis
