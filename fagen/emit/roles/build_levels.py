@@ -59,7 +59,7 @@ class LevelBuilder(CopyBuilder):
         return known
 
     def left_to_round(self, weights: str, value: Node, earlier: Mapping[Node, str]) -> Node:
-        """All, or what one of ``earlier``, rounded, is multiplied by."""
+        """Of a product with an earlier weight, which is rounded already, the other factors."""
         split = _factor_among(earlier, value) if self.rounds and self.pairs else None
         if split is None:
             return value
@@ -80,8 +80,8 @@ class LevelBuilder(CopyBuilder):
         """What a consumer needs it computes itself."""
         if not self.divided:
             return super().splits(roots, last)
-        levels = ([root for root in roots if root[1].phase == level] for level in range(last + 1))
-        return [self.scope.split(level) for level in levels]
+        of_levels = ([root for root in roots if root[1].phase == level] for level in range(last + 1))
+        return [self.scope.split(of_level) for of_level in of_levels]
 
     def handed_arrays(self, levels: Sequence[LevelText]) -> tuple[str, ...]:
         """The arrays of weights that other consumers read."""

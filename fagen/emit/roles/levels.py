@@ -22,14 +22,9 @@ class Levels(Copies):
 
         What the first products read is announced with the tile, and kept until all of it is done.
         """
-        events: list[tuple[int, CopyText]] = []
-        for level in self.levels:
-            made = [other for product in level.products for _, other in self.factors(product)]
-            events += [(2 * level.number, copy) for copy in made]
-            summed = [state.operand for state in level.sums if state.operand is not None]
-            events += [(2 * level.number + 3, self.copy_of(operand)) for operand in summed]
         final = 2 * self.levels[-1].number + 3
-        return final, max((event for event, copy in events if copy in self.sum_copies[0]), default=-1)
+        uses = (use for copy in self.sum_copies[0] for use in uses_of(self.levels, copy.tile))
+        return final, max(uses, default=-1)
 
     @property
     def announces_late(self) -> bool:
