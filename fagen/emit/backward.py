@@ -15,7 +15,7 @@ from fagen.derive.intervals import OWN_FIRST, OWN_LAST
 from fagen.derive.levels import by_products
 from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.code import COLUMN
-from fagen.emit.forward import LoopBuilder
+from fagen.emit.forward.walks import LoopBuilder
 from fagen.emit.paper import added
 from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import ForwardLoop, LevelText, PartText, TileText, WalkText

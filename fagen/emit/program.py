@@ -8,7 +8,7 @@ from typing import Any
 
 from fagen.emit.backward import backward_loop
 from fagen.emit.code import declarations
-from fagen.emit.forward import forward_loop
+from fagen.emit.forward.walks import forward_loop
 from fagen.emit.paper import head
 from fagen.emit.params import Field, Parameters
 from fagen.emit.prepare import preparations

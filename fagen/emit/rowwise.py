@@ -15,7 +15,7 @@ from fagen.derive.terms import term_of
 from fagen.derive.walk import State, Walk
 from fagen.emit.code import COLUMN, ELEMENT, ROW, SUM, UNARY, Code, Place, Split, Statement
 from fagen.emit.flat import Flat
-from fagen.emit.forward import levels_of
+from fagen.emit.forward.levels import levels_of
 from fagen.emit.params import Tensor
 from fagen.emit.scope import Scope, axis_name
 from fagen.emit.texts import StoreText

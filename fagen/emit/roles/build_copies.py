@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fagen.emit.forward import LoopBuilder
+from fagen.emit.forward.walks import LoopBuilder
 from fagen.emit.params import Tensor
 from fagen.emit.roles.results import sums_of
 from fagen.emit.roles.texts import CopyText

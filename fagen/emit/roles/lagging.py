@@ -13,7 +13,7 @@ from fagen.derive.terms import term_of
 from fagen.derive.unscale import common_factor, differences
 from fagen.derive.walk import State, Walk
 from fagen.emit.code import ATOM, COLUMN, ELEMENT, PRODUCT, ROW, Code, Place
-from fagen.emit.forward import LoopBuilder
+from fagen.emit.forward.walks import LoopBuilder
 from fagen.emit.roles.texts import LANES
 from fagen.emit.scope import Scope
 from fagen.emit.texts import LaggingText, Phase, StateText

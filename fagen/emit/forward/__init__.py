@@ -1,0 +1,1 @@
+"""A stage with products, as `schedule/forward_loop` writes it."""
