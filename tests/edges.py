@@ -264,6 +264,17 @@ def test_weights_far_below_a_sink_add_up(device: str, family: str) -> None:
     assert float((out.double() - 70 * math.exp(-92.0)).abs().max()) <= step
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_a_table_read_at_one_place(device: str, deterministic: bool) -> None:
+    given = wanting(tensors(device, q_len=20, kv_len=37))
+    table = torch.tensor([0.5, 3.0, -0.1], device=device).requires_grad_()
+    held = fg.capture(table, "place")
+    parts = {"score": lambda s: s * held[0] + held[fg.size("q") // 10] * (fg.kv - fg.q)}
+    found = gradients(given, [table], deterministic=deterministic, **parts)
+    require_right(given, found, **parts)
+    assert found[-1][1] == 0
+
+
 @pytest.mark.parametrize("kept", [-3e38, -1e30, -65504.0])
 def test_a_masked_key_loses_to_any_finite_score(device: str, kept: float) -> None:
     given = tensors(device, q_len=5)

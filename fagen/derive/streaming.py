@@ -194,13 +194,16 @@ class _Deriver:
             if parts is None:
                 return self._stages_of(outputs, products=False)
             axis = _axis_of(parts[0].node)
-            misfit = unfit([part.node for part in parts], axis) if axis else None
+            roots = [part.node for part in parts]
+            misfit = unfit(roots, axis) if axis else None
+            if axis is None and (sums := nearest(roots)):
+                misfit = [*sums], "it is added to one element of a table"
             if misfit is None:
                 break
             self._store(*misfit)
         if axis is None:
-            own = ir.sort_axes(a for output in outputs for a in output.node.axes)
-            self.stages.append(Stage(name, own, None, (), tuple(outputs)))
+            own = ir.sort_axes(a for root in roots for a in reach(root))
+            self.stages.append(Stage(name, own, None, (), tuple(parts)))
             return None
         stage, notes = build_stage(name, axis, tuple(parts))
         if outer:

@@ -535,7 +535,7 @@ def _piece(stage: Stage, name: str) -> Mapping[Axis, int]:
 
 def _adds_to(stage: Stage, name: str) -> bool:
     """Whether ``stage`` adds to what lies in a buffer."""
-    stores = (store for walk in stage.walks for store in walk.stores)
+    stores = [*stage.outputs, *(store for walk in stage.walks for store in walk.stores)]
     partials = (partial.name for walk in stage.walks for partial in walk.partials)
     return name in partials or any(
         store.name == name and isinstance(store.node, ir.Scatter) for store in stores
