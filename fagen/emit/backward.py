@@ -15,10 +15,11 @@ from fagen.derive.intervals import OWN_FIRST, OWN_LAST
 from fagen.derive.levels import by_products
 from fagen.derive.walk import Partial, State, Walk
 from fagen.emit.code import COLUMN
+from fagen.emit.forward.kernel import ForwardLoop
 from fagen.emit.forward.walks import LoopBuilder
 from fagen.emit.paper import added
 from fagen.emit.scope import Scope, axis_name
-from fagen.emit.texts import ForwardLoop, LevelText, PartText, TileText, WalkText
+from fagen.emit.texts import LevelText, PartText, TileText, WalkText
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Index, Node
 from fagen.plan.plan import GROUP_AXIS

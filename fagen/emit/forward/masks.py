@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from fagen.derive.intervals import RowPlace, row_places
@@ -11,20 +12,107 @@ from fagen.derive.terms import conjuncts, term_of
 from fagen.derive.vanish import limits
 from fagen.derive.walk import Walk
 from fagen.emit.cexpr import Lowering
-from fagen.emit.code import COLUMN, ELEMENT, ROW, SUM, Code, Split, Statement, Variable
+from fagen.emit.code import AND, COLUMN, ELEMENT, ROW, SUM, Code, Split, Statement, Variable
 from fagen.emit.forward.elements import ElementBuilder
 from fagen.emit.loops import LoopText
 from fagen.emit.scope import axis_name
 from fagen.ir import graph as ir
-from fagen.ir.graph import MINUS_INF, ZERO, Index, Input, Load, Map, Node, Symbol
+from fagen.ir.graph import MINUS_INF, TRUE, ZERO, Index, Input, Load, Map, Node, Symbol
 from fagen.plan.space import ON_TENSOR_CORES
 
 MANY_ELEMENTS = 64
 """Of a thread in a tile: from so many on, two copies of a step take more time than a test in one."""
 
 
+@dataclass(frozen=True)
+class Guard:
+    """The condition under which an element counts, taken apart."""
+
+    code: Code | None
+    """All of it; None: there is none."""
+    begins: list[Code]
+    """Columns of a row from which elements count,"""
+    ends: list[Code]
+    """up to which they do,"""
+    rest: list[Code]
+    """and what else it says."""
+    sought: list[RowPlace]
+    """Which of these columns are searched for."""
+    masked: Node | None
+    """What is -inf at an element that does not count."""
+    apart: bool
+    """Whether products are, before a tile is weighed."""
+    split: Split | None
+    """The statements of a mask of its own, by those columns; None: each phase tests the condition."""
+
+    def text(self, split: Split) -> str | None:
+        """The condition, as a phase says it."""
+        return (self.split or split).text(self.code, AND) if self.code is not None else None
+
+
+@dataclass(frozen=True)
+class Mask:
+    """How a walk says which elements count, as `WalkText` has it."""
+
+    element: Sequence[Statement]
+    bounds: tuple[str, str]
+    beyond: str
+    row: Sequence[Statement]
+    late: Sequence[Statement]
+    places: Sequence[Statement]
+    of_places: Sequence[Statement]
+    of_columns: Sequence[Statement]
+    together: bool
+    by_sets: bool
+    told: bool
+
+
 class MaskBuilder(ElementBuilder):
     """Masks that are tests of bounds known before the walk, and values that stand as -inf."""
+
+    def guard(self, walk: Walk, lower: Lowering, number: int) -> Guard:
+        """The condition of a walk. Its bounds are known before its tiles where products are masked."""
+        code = lower(walk.guard) if walk.guard is not TRUE else None
+        masked = self.masked(walk)
+        apart = self.masks_products(walk, masked)
+        begins, ends, rest, sought = self.bounds(walk, lower, number)
+        by_bounds = apart or (self.bounds_values and masked is not None and not begins and not rest)
+        split = None
+        if code is not None and by_bounds:
+            tests = [*begins, *ends, *rest, *(lower(place.search.value) for place in sought)]
+            at = ELEMENT if apart else ROW  # an end is not kept for elements whose values are
+            split = self.scope.split([(test, at) for test in tests], self.again)
+            self.column += split.at(COLUMN)
+        return Guard(code, begins, ends, rest, sought, masked, apart, split)
+
+    def mask(self, walk: Walk, guard: Guard, loop: LoopText, lower: Lowering, draws: bool) -> Mask:
+        """What rows know for their masks before the walk, and what is computed wherever a tile needs it."""
+        split = guard.split
+        together = self.bits and guard.apart and self.one_loop(bool(guard.begins))
+        together = together and not self.reads_columns(split)
+        if split is None:
+            return Mask((), ("", ""), "", (), (), (), (), (), together, by_sets=False, told=False)
+        places = [self.place(each, loop, lower, split) for each in guard.sought]
+        late = self.known_late(split, places) if guard.apart else []
+        of_places = self.for_places(split, places) if self.shares_places else []
+        known = [each for each in split.at(ROW) if each not in late]
+        bounds = _extreme("maximum", guard.begins, split), _extreme("minimum", guard.ends, split)
+        between = (
+            bool(guard.begins) and len(guard.ends) > 1 and not guard.rest and not draws
+        )  # of rows 8 apart
+        by_sets = between and together and loop.full is not None and self.by_sets(walk, split, places)
+        of_columns = [*split.at(ROW), *places] if by_sets else []
+        told = by_sets and bool(places)
+        if told:
+            late, of_places, places, known = [], [], [], []
+        beyond = " && ".join(split.text(code, AND + 1) for code in guard.rest)
+        others = [each for each in known if each not in of_places]
+        said = "\n".join([*bounds, beyond, *(s.text for s in (*others, *late, *split.at(ELEMENT)))])
+        row = [each for each in known if each in others or each.target in said]
+        element = split.at(ELEMENT)
+        return Mask(
+            element, bounds, beyond, row, late, places, of_places, of_columns, together, by_sets, told
+        )
 
     def bounds(
         self, walk: Walk, lower: Lowering, number: int
@@ -193,7 +281,6 @@ def _solved(condition: Node, column: Node) -> tuple[bool, Node] | None:
     return False, ir.from_linear(terms, constant + 1)
 
 
-def extreme(op: str, codes: Sequence[Code], split: Split | None) -> str:
+def _extreme(op: str, codes: Sequence[Code], split: Split) -> str:
     """The largest or smallest of ``codes``."""
-    texts = [split.text(code) for code in codes] if split is not None else []
-    return reduce(lambda x, y: f"{op}({x}, {y})", texts) if texts else ""
+    return reduce(lambda x, y: f"{op}({x}, {y})", map(split.text, codes)) if codes else ""

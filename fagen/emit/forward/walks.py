@@ -7,7 +7,7 @@ state, and, where another state waits for it, joins that with the other threads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fagen.derive.running import old
@@ -16,15 +16,16 @@ from fagen.derive.unscale import gathered
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import Lowering
 from fagen.emit.code import AND, COLUMN, ELEMENT, ROW, Code, Place, Split
+from fagen.emit.forward.elements import Term
+from fagen.emit.forward.kernel import ForwardLoop
 from fagen.emit.forward.levels import PhaseBuilder, symbols_in
-from fagen.emit.forward.masks import MaskBuilder, extreme
+from fagen.emit.forward.masks import MaskBuilder
 from fagen.emit.forward.outputs import OutputBuilder
 from fagen.emit.forward.tiles import TileBuilder
 from fagen.emit.loops import loop_text
 from fagen.emit.scope import Scope, block_name
 from fagen.emit.texts import (
     DrawText,
-    ForwardLoop,
     LaggingText,
     PartText,
     Phase,
@@ -35,7 +36,7 @@ from fagen.emit.texts import (
     rows_name,
 )
 from fagen.ir import graph as ir
-from fagen.ir.graph import TRUE, Map, Node, Random, Symbol
+from fagen.ir.graph import Map, Node, Random, Symbol
 from fagen.plan.plan import GROUP_AXIS, Storage
 
 MANY_REGISTERS = 192
@@ -76,32 +77,13 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
 
     def walk(self, number: int, walk: Walk) -> WalkText:
         """The texts of one pass along the walk axis."""
-        several = len(self.stage.walks) > 1
-        scope, codes = self.scope, self.scope.codes
+        scope = self.scope
         walk, scored = self.scored(walk)
         levels, states = self.levels(walk), self.sums_of(walk)
         self.magnitudes.enter(walk)
         leaves = self.thread_leaves()
-        products = []
-        for product in walk.products:
-            factors = []
-            for term in product.terms:
-                own = self.own_tile(term.own, term.over)
-                factors.append((own, self.walk_tile(number, walk, term.walk, term.over)))
-            place = ELEMENT._replace(phase=self.known_at(product))
-            leaves[product.symbol] = codes.leaf(f"{product.symbol.name}[r][c]", "float", place)
-            sums = (f"sum_{t.over} {scope.shown(t.own)} {scope.shown(t.walk)}" for t in product.terms)
-            products.append(
-                ProductText(
-                    product.symbol.name, tuple(factors), f"{product.symbol.name} = {' + '.join(sums)}"
-                )
-            )
-        for state, level in levels.items():
-            place = Place(row=True, phase=level + 1)
-            leaves[state.symbol] = codes.leaf(f"row.{state.symbol.name}", "float", place)
-            leaves[old(state.symbol)] = codes.leaf(f"{state.symbol.name}_old", "float", place)
-            if state.op == "max":
-                self.magnitudes.add_maximum(state, walk.guard)
+        products = self.products(number, walk, leaves)
+        self.know_states(walk, levels, leaves)
         terms = {state: term_of(state) for state in states}
         distinct = list(dict.fromkeys(terms[state] for state in states if state.features))
         weights = {term: f"weights{i if len(distinct) > 1 else ''}" for i, term in enumerate(distinct)}
@@ -109,121 +91,58 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
         loop = loop_text(scope, self.kernel.ranges[number], walk.guard, self.walk_axis, self.row_axis)
         draws = self.draws(self.random_tests(values.values()), leaves, loop)
         lower = self.lowering(leaves)
-        roots: list[tuple[Code, Place]] = [(code, ELEMENT) for _, code in draws]
         wholes = [(lower(value), self.known_at_last(value)) for value in self.wholes]
+        roots: list[tuple[Code, Place]] = [(code, ELEMENT) for _, code in draws]
         roots += [(code, ELEMENT._replace(phase=level)) for code, level in wholes]
-        for state, level in levels.items():
-            at = ELEMENT._replace(phase=level)
-            value, condition = values[state]
-            roots.append((lower(value), at))
-            if condition is not None:
-                roots.append((lower(condition), at))
-            if state.rescale is not None:
-                roots.append((lower(state.rescale), Place(row=True, phase=level)))
-        guard_code = lower(walk.guard) if walk.guard is not TRUE else None
-        masked = self.masked(walk)
-        apart = self.masks_products(walk, masked)
-        guard_split, (begins, ends, rest, sought) = None, self.bounds(walk, lower, number)
-        by_bounds = apart or (self.bounds_values and masked is not None and not begins and not rest)
-        if guard_code is not None and not by_bounds:
-            roots[:0] = [(guard_code, ELEMENT._replace(phase=phase)) for phase in self.tested_at(levels)]
-        if guard_code is not None and by_bounds:
-            tests = [*begins, *ends, *rest, *(lower(place.search.value) for place in sought)]
-            at = ELEMENT if apart else ROW  # an end is not kept for elements whose values are
-            guard_split = scope.split([(code, at) for code in tests], self.again)
-            self.column += guard_split.at(COLUMN)
+        roots += self.roots(levels, values, lower)
+        guard = self.guard(walk, lower, number)
+        if guard.code is not None and guard.split is None:
+            roots[:0] = [(guard.code, ELEMENT._replace(phase=phase)) for phase in self.tested_at(levels)]
         score = self.score(walk, scored, lower) if scored is not None else None
         splits = self.splits(roots, max(levels.values(), default=0))
         every = list(dict.fromkeys(splits))
         self.column += [statement for split in every for statement in split.at(COLUMN)]
         texts: dict[State, StateText] = {}
         for state in states:
-            value, condition = values[state]
+            held = weights[terms[state]] if state.features else ""
             split = splits[levels[state]]
-            share, vector, operand, held, record = None, 1, None, "", ""
-            if state.features:
-                (axis,) = state.features
-                operand, record = self.sum_tile(number, walk, state)
-                share, vector = self.share_of(state, axis, self.shared[record].width)
-                held = weights[terms[state]]
-            name = state.symbol.name
-            texts[state] = StateText(
-                name=name,
-                op=state.op,
-                initial="-INFINITY" if state.op == "max" else "0.0f",
-                value=split.text(lower(value)),
-                rescale=split.text(lower(state.rescale)) if state.rescale is not None else None,
-                running=any(state.symbol in symbols_in(other.value) for other in states),
-                old=any(
-                    old(state.symbol) in symbols_in(other.rescale)
-                    for other in walk.states
-                    if other.rescale is not None
-                ),
-                share=share,
-                vector=vector,
-                operand=operand,
-                weights=held,
-                weight=self.weight(terms[state][0], record) if operand is not None else "",
-                condition=split.text(lower(condition), AND) if condition is not None else None,
-                slack=self.slack(state),
-                lost=f"{name}_lost" if self.compensates(state) else None,
-                equation=self.equation(state),
-                part=self.part(state),
-            )
-
-        def guard_text(split: Split) -> str | None:
-            return (guard_split or split).text(guard_code, AND) if guard_code is not None else None
-
+            texts[state] = self.state_text(number, walk, state, values[state], held, split, lower)
         phases = tuple(
             Phase(
                 row=splits[level].at(Place(row=True, phase=level)) if level else (),
                 element=splits[level].at(ELEMENT._replace(phase=level)),
                 states=tuple(texts[state] for state, at in levels.items() if at == level),
-                guard=guard_text(splits[level]),
+                guard=guard.text(splits[level]),
                 wholes=tuple(splits[level].text(code) for code, at in wholes if at == level),
             )
             for level in range(max(levels.values(), default=-1) + 1)
         )
-        held = f"weights{number}" if several else "weights"
+        mask = self.mask(walk, guard, loop, lower, bool(draws))
         row = [statement for split in every for statement in split.at(ROW)]
-        places = [self.place(each, loop, lower, guard_split) for each in sought] if guard_split else []
-        of_mask = self.known_late(guard_split, places) if guard_split and apart else []
-        of_places = self.for_places(guard_split, places) if guard_split and self.shares_places else []
-        known = [each for each in guard_split.at(ROW) if each not in of_mask] if guard_split else []
-        bounds = extreme("maximum", begins, guard_split), extreme("minimum", ends, guard_split)
-        together = self.bits and apart and self.one_loop(bool(begins)) and not self.reads_columns(guard_split)
-        between = bool(begins) and len(ends) > 1 and not rest and not draws  # these are of rows 8 apart
-        by_sets = between and together and loop.full is not None and self.by_sets(walk, guard_split, places)
-        of_columns = [*guard_split.at(ROW), *places] if guard_split and by_sets else []
-        told = by_sets and bool(places)
-        if told:
-            of_mask, of_places, places, known = [], [], [], []
-        beyond = " && ".join(guard_split.text(code, AND + 1) for code in rest) if guard_split else ""
-        others = [each for each in known if each not in of_places]
-        of_elements = guard_split.at(ELEMENT) if guard_split else ()
-        said = "\n".join([*bounds, beyond, *(each.text for each in (*others, *of_mask, *of_elements))])
-        row += [each for each in known if each in others or each.target in said]
+        row += mask.row
         row += [each for each in score.early if each not in row] if score else ()
         stores, more = self.stores(walk, leaves)
         row += more
         views = tuple(
             tile for (side, _, _), tile in self.tiles.items() if side in (f"walk{number}", f"operand{number}")
         )
+        several = len(self.stage.walks) > 1
+        held = f"weights{number}" if several else "weights"
         text = WalkText(
             number=str(number) if several else "",
-            products=tuple(products),
+            products=products,
             phases=phases,
             arrays=[array for split in every for array in split.arrays()],
             kept=[statement for split in every for statement in split.kept()],
             inside=self.inside(),
-            guard=guard_text(splits[0]),
+            guard=guard.text(splits[0]),
             guard_comment=scope.shown(walk.guard),
-            masked=self.masked_text(masked, lower, splits[0]),
+            masked=self.masked_text(guard.masked, lower, splits[0]),
             score=score,
-            apart=apart,
-            mask=guard_split.at(ELEMENT) if guard_split else (),
-            bounds=bounds,
-            beyond=beyond,
+            apart=guard.apart,
+            mask=mask.element,
+            bounds=mask.bounds,
+            beyond=mask.beyond,
             row=row,
             draws=[DrawText(name, splits[0].text(code)) for name, code in draws],
             lagging=self.lagging(walk, levels, texts, leaves),
@@ -232,20 +151,91 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
             views=views,
             weights_at=self._address("W", self.shared[held].address) if held in self.shared else "",
             overwrites=number > 0 and self.overwrites(number),
-            of_mask=of_mask,
-            together=together,
+            of_mask=mask.late,
+            together=mask.together,
             in_parts=self.in_parts(walk),
-            places=places,
-            of_places=of_places,
-            of_columns=of_columns,
-            by_sets=by_sets,
-            told=told,
-            sought=bool(places) and self.shares_places,
+            places=mask.places,
+            of_places=mask.of_places,
+            of_columns=mask.of_columns,
+            by_sets=mask.by_sets,
+            told=mask.told,
+            sought=bool(mask.places) and self.shares_places,
             loop=loop,
         )
         for state in walk.states:
             self.finished[state.symbol] = self.held(state)
         return text
+
+    def products(self, number: int, walk: Walk, leaves: dict[Node, Code]) -> tuple[ProductText, ...]:
+        """The products of a walk, which then stand as ``leaves``."""
+        found = []
+        for product in walk.products:
+            factors = []
+            for term in product.terms:
+                own = self.own_tile(term.own, term.over)
+                factors.append((own, self.walk_tile(number, walk, term.walk, term.over)))
+            name, place = product.symbol.name, ELEMENT._replace(phase=self.known_at(product))
+            leaves[product.symbol] = self.scope.codes.leaf(f"{name}[r][c]", "float", place)
+            shown = self.scope.shown
+            sums = (f"sum_{t.over} {shown(t.own)} {shown(t.walk)}" for t in product.terms)
+            found.append(ProductText(name, tuple(factors), f"{name} = {' + '.join(sums)}"))
+        return tuple(found)
+
+    def know_states(self, walk: Walk, levels: Mapping[State, int], leaves: dict[Node, Code]) -> None:
+        """States of rows as later phases read them: as they are, and as they were before this tile."""
+        for state, level in levels.items():
+            place = Place(row=True, phase=level + 1)
+            name = state.symbol.name
+            leaves[state.symbol] = self.scope.codes.leaf(f"row.{name}", "float", place)
+            leaves[old(state.symbol)] = self.scope.codes.leaf(f"{name}_old", "float", place)
+            if state.op == "max":
+                self.magnitudes.add_maximum(state, walk.guard)
+
+    @staticmethod
+    def roots(
+        levels: Mapping[State, int], values: Mapping[State, Term], lower: Lowering
+    ) -> Iterator[tuple[Code, Place]]:
+        """What updates the states, each where it is needed."""
+        for state, level in levels.items():
+            at = ELEMENT._replace(phase=level)
+            value, condition = values[state]
+            yield lower(value), at
+            if condition is not None:
+                yield lower(condition), at
+            if state.rescale is not None:
+                yield lower(state.rescale), Place(row=True, phase=level)
+
+    def state_text(
+        self, number: int, walk: Walk, state: State, term: Term, weights: str, split: Split, lower: Lowering
+    ) -> StateText:
+        """A state whose ``term`` each element adds; of a weighted sum ``weights`` holds it."""
+        value, condition = term
+        share, vector, operand, record = None, 1, None, ""
+        if state.features:
+            (axis,) = state.features
+            operand, record = self.sum_tile(number, walk, state)
+            share, vector = self.share_of(state, axis, self.shared[record].width)
+        name = state.symbol.name
+        rescales = [other.rescale for other in walk.states if other.rescale is not None]
+        return StateText(
+            name=name,
+            op=state.op,
+            initial="-INFINITY" if state.op == "max" else "0.0f",
+            value=split.text(lower(value)),
+            rescale=split.text(lower(state.rescale)) if state.rescale is not None else None,
+            running=any(state.symbol in symbols_in(other.value) for other in self.sums_of(walk)),
+            old=any(old(state.symbol) in symbols_in(rescale) for rescale in rescales),
+            share=share,
+            vector=vector,
+            operand=operand,
+            weights=weights,
+            weight=self.weight(term_of(state)[0], record) if operand is not None else "",
+            condition=split.text(lower(condition), AND) if condition is not None else None,
+            slack=self.slack(state),
+            lost=f"{name}_lost" if self.compensates(state) else None,
+            equation=self.equation(state),
+            part=self.part(state),
+        )
 
     def scored(self, walk: Walk) -> tuple[Walk, Node | None]:
         """``walk`` with its product standing for the value whose maximum it takes, and that value; None where

@@ -10,6 +10,7 @@ from fagen.derive.intervals import OWN_FIRST, OWN_LAST, RowPlace
 from fagen.derive.walk import State, Walk
 from fagen.emit.cexpr import Lowering
 from fagen.emit.code import COLUMN, Split, Statement
+from fagen.emit.forward.kernel import ForwardLoop
 from fagen.emit.loops import LoopText
 from fagen.emit.roles.build_added import AddedBuilder
 from fagen.emit.roles.kernel import ForwardRoles
@@ -18,7 +19,7 @@ from fagen.emit.roles.levels import uses_of
 from fagen.emit.roles.texts import LANES, CopyText, Epilogue
 from fagen.emit.roles.visits import values_fit, words_of
 from fagen.emit.scope import Scope, block_name
-from fagen.emit.texts import ForwardLoop, LevelText
+from fagen.emit.texts import LevelText
 from fagen.ir import graph as ir
 from fagen.ir.graph import Axis, Node
 from fagen.plan.warpgroups import (

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from fagen.derive.walk import Partial
 from fagen.emit.cexpr import HEAD
+from fagen.emit.forward.kernel import ForwardLoop
 from fagen.emit.roles.build_levels import LevelBuilder
 from fagen.emit.roles.texts import AddedText, CopyText
 from fagen.emit.scope import block_name
-from fagen.emit.texts import ForwardLoop
 from fagen.ir.graph import Axis
 from fagen.plan.plan import GROUP_AXIS, turns_of
 from fagen.plan.warpgroups import PART, panel_columns

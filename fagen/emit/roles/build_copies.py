@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fagen.emit.forward.kernel import ForwardLoop
 from fagen.emit.forward.walks import LoopBuilder
 from fagen.emit.params import Tensor
 from fagen.emit.roles.results import sums_of
 from fagen.emit.roles.texts import CopyText
 from fagen.emit.scope import axis_name, block_name
-from fagen.emit.texts import ForwardLoop, StoresText, TileText
+from fagen.emit.texts import StoresText, TileText
 from fagen.ir.graph import Axis, Input, Node
 from fagen.plan.plan import GROUP_AXIS, STORAGE_BYTES
 from fagen.plan.space import CHUNK

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from fagen.emit.texts import ForwardLoop, LevelText, TileText
+from fagen.emit.forward.kernel import ForwardLoop
+from fagen.emit.texts import LevelText, TileText
 from fagen.plan.plan import Roles
 from fagen.plan.warpgroups import ADDER_REGISTERS
 
