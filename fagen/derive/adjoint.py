@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import singledispatch
+from types import MappingProxyType
 
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
@@ -35,11 +36,15 @@ _POSITIONS = frozenset(("q", KEY_AXIS))
 
 
 def adjoints(
-    seeds: Mapping[Node, Node], wanted: Iterable[Input], constants: Iterable[Node]
+    seeds: Mapping[Node, Node],
+    wanted: Iterable[Input],
+    constants: Iterable[Node],
+    known: Mapping[Node, Node] = MappingProxyType({}),
 ) -> dict[Node, Node]:
     """The gradient of each of ``wanted`` that ``seeds`` depend on, by input, with the axes it has there.
 
-    ``seeds`` holds the gradient of each result; ``constants`` are nodes that pass none on.
+    ``seeds`` holds the gradient of each result; ``constants`` are nodes that pass none on; ``known`` the
+    gradients of inputs and of values read from them that need not be made from those of what uses them.
     """
     order = ir.walk(seeds)
     stopped, asked = set(constants), set[Node](wanted)
@@ -53,8 +58,8 @@ def adjoints(
         if gradient is not ZERO:
             found[node] = ir.add(found[node], gradient) if node in found else gradient
 
-    for node, seed in seeds.items():
-        give(node, seed)
+    for node, gradient in (*seeds.items(), *known.items()):
+        give(node, gradient)
     for node in reversed(order):
         if node not in leads or node not in found:
             continue
@@ -62,7 +67,7 @@ def adjoints(
             give(node.table, Scatter(node.table, node.indices, spread(found[node], node.axes)))
             continue
         for arg, gradient, times in _parts(node, found[node]):
-            if arg not in leads:
+            if arg not in leads or arg in known:
                 continue
             if isinstance(arg, Load):
                 if arg.table in leads:

@@ -1,14 +1,16 @@
 """From a program to its gradient: another program, which the same planner fuses.
 
 Its inputs are the program's own, the gradients of its outputs, and what of each row the forward direction
-keeps: results it has anyway, or one number a row more. Three rules make it the backward of FlashAttention
+keeps: results it has anyway, or one number a row more. These rules make it the backward of FlashAttention
 where the program is softmax's (Dao et al., 2022, algorithm 4), and leave it right where it is not:
 
 1. *free reference*: a maximum that no output depends on is a constant to the gradient;
 2. *exchange*: a row's sum over keys is a product with a result that is known;
 3. *saved*: where nothing changes when such a maximum moves, it may be moved to where its sum is 1: then one
    number a row stands for both. It is a logarithm, and rounds by more than the weights of fp32 do, and far
-   from 0 by more than any: there the two are kept.
+   from 0 by more than any: there the two are kept;
+4. *level*: what moves results by a known amount, as a number added to all scores of a row does, has the
+   gradient of what it moves, and that is no sum of weights that cancel.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from fagen.derive.adjoint import adjoints, spread
+from fagen.derive.adjoint import adjoints, spread, summed
 from fagen.derive.exchange import Exchange, exchanges
-from fagen.derive.invariance import Reference, free_maxima, shift_power, unchanged_by
-from fagen.derive.notes import plainly, summary
+from fagen.derive.invariance import Reference, free_maxima, moved_by, shift_power, unchanged_by
+from fagen.derive.notes import listed, plainly, summary
 from fagen.derive.separate import Reduction, reductions
 from fagen.derive.signs import LOGARITHMS, may_be_far
 from fagen.derive.walk import Note
 from fagen.ir import graph as ir
 from fagen.ir.graph import (
     KEY_AXIS,
+    MINUS_INF,
     ONE,
     OPEN_AXES,
     ZERO,
@@ -37,6 +40,7 @@ from fagen.ir.graph import (
     Contract,
     Graph,
     Input,
+    Load,
     Map,
     Node,
     Output,
@@ -112,6 +116,7 @@ class _Differentiator:
         self.broadcast = broadcast
         self.given = range(len(graph.outputs)) if given is None else sorted(given)
         self.read: dict[int, Input] = {}
+        self.levels: dict[Node, Node] = {}
         self.nodes = ir.walk(output.node for output in graph.outputs)
 
     def run(self) -> Gradient:
@@ -123,7 +128,8 @@ class _Differentiator:
             seeds[output.node] = ir.add(seeds[output.node], seed) if output.node in seeds else seed
         references = free_maxima(output.node for output in self.graph.outputs)
         constants = [node for each in references for node in (each.point, ir.finite(each.point))]
-        found = adjoints(seeds, self.wanted, constants)
+        self.levels = self._levels(seeds)
+        found = adjoints(seeds, self.wanted, constants, self.levels)
         kept = [argument for argument in self.wanted if argument in found]
         roots = [_rows_first(self._shaped(argument, found[argument])) for argument in kept]
         roots = self._reading(roots if self.precise else self._exchanged(roots))
@@ -148,12 +154,40 @@ class _Differentiator:
 
     def _shaped(self, argument: Input, x: Node) -> Node:
         """The gradient with the axes of its argument, summed over those it was broadcast along."""
+        once = self._once(argument)
+        for axis in ir.sort_axes(once)[::-1]:
+            if axis in x.axes or argument not in self.levels:
+                x = ir.total(spread(x, (axis,)), axis)
+        return spread(x, (axis for axis in argument.axes if axis not in once))
+
+    def _once(self, argument: Input) -> frozenset[Axis]:
+        """The axes along which an argument has length 1 and others have more."""
         once = {axis for position, axis in self.broadcast if position == argument.position}
-        for axis in ir.sort_axes(split_heads(tuple(a for a in argument.layout if a in once)))[::-1]:
-            x = ir.total(spread(x, (axis,)), axis)
-        return spread(x, split_heads(tuple(a for a in argument.layout if a not in once)))
+        return frozenset(split_heads(tuple(axis for axis in argument.layout if axis in once)))
 
     # ------------------------------------------------------------------------------------------------- rules
+
+    def _levels(self, seeds: Mapping[Node, Node]) -> dict[Node, Node]:
+        """Rule *level*: the gradients of what moves results by a known amount, as what is added to all scores
+        of a row does; by its value, as its arguments are read."""
+        tables = {node.table for node in self.nodes if isinstance(node, Load)}
+        found: dict[Node, Node] = {}
+        for node in self.nodes:
+            argument = node.table if isinstance(node, Load) else node
+            if argument not in self.wanted or node in tables:
+                continue
+            once = self._once(node) if isinstance(node, Input) else frozenset()
+            moves = moved_by(node, frozenset(node.axes) - once, seeds)
+            if moves is None:
+                continue
+            total: Node = ZERO
+            for (result, seed), by in zip(seeds.items(), moves, strict=True):
+                if by:
+                    moved = ir.where(ir.lt(MINUS_INF, self._kept(result)), ir.mul(seed, Const(by)), ZERO)
+                    total = ir.add(total, summed(moved, ONE, set(seed.axes) - set(node.axes)))
+            found[node] = total
+            self.notes.append(Note("level", self._why_level(node, moves, seeds)))
+        return found
 
     def _exchanged(self, roots: list[Node]) -> list[Node]:
         """Rule *exchange*, with every weighted sum of the forward direction along keys."""
@@ -182,6 +216,17 @@ class _Differentiator:
             f"{summary(found.total)} = {right}: {plainly(product)} is summed along {found.total.over} by the "
             f"weights that sum {plainly(values)} to {known.name}, so that the two sums may change places"
         )
+
+    def _why_level(self, level: Node, moves: Iterable[float], results: Iterable[Node]) -> str:
+        """How a level moves the results, and what its gradient is for that."""
+        names = {output.node: output.name for output in self.graph.outputs}
+        by = {names[result]: amount for result, amount in zip(results, moves, strict=True)}
+        left = [name for name, amount in by.items() if not amount]
+        said = [f"is {amount:g} more of {name}" for name, amount in by.items() if amount]
+        said += [f"leaves {listed(left)}"] if left else []
+        parts = [f"d{name}" if a == 1 else f"{a:g} d{name}" for name, a in by.items() if a]
+        total = f"the sum of {' + '.join(parts)}" if parts else "0"
+        return f"1 more of {plainly(level)} {' and '.join(said)}: its gradient is {total}"
 
     def _saved(self, roots: list[Node], reference: Reference) -> list[Node]:
         """Rule *saved*: the reference moved to where the sum that grows with it is 1."""

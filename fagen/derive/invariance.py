@@ -18,7 +18,7 @@ from fagen.derive.notes import listed
 from fagen.derive.signs import nonnegative
 from fagen.derive.walk import Stage, State
 from fagen.ir import graph as ir
-from fagen.ir.graph import MINUS_INF, ZERO, Const, Contract, Map, Node, Reduce, Symbol
+from fagen.ir.graph import MINUS_INF, ZERO, Axis, Const, Contract, Map, Node, Reduce, Symbol
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,23 @@ def unchanged_by(shifted: Symbol, values: Iterable[Node]) -> bool:
         return all(degrees.of(value) in (INVARIANT, None) for value in values)
     except _NotHomogeneous:
         return False
+
+
+def moved_by(level: Node, along: frozenset[Axis], values: Iterable[Node]) -> list[float] | None:
+    """By how much each of ``values`` grows when ``level``, which changes ``along`` these axes, is 1 more.
+
+    None where one changes in another way, or sums along such an axis: no one shift is that of all it sums.
+    """
+    roots = list(values)
+    sums = [x for x in ir.walk(roots) if isinstance(x, Reduce | Contract) and x.over in along]
+    if any(ir.depends(x, [level]) for x in sums):
+        return None
+    degrees = _Degrees({level: Degree(shift=1.0)})
+    try:
+        found = [degrees.of(value) or INVARIANT for value in roots]
+    except _NotHomogeneous:
+        return None
+    return None if any(degree.power for degree in found) else [degree.shift for degree in found]
 
 
 def shift_power(reference: Reference, total: Node) -> float | None:

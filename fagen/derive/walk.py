@@ -28,6 +28,7 @@ Rule: TypeAlias = Literal[
     "rescale",
     "several walks",
     "free reference",
+    "level",
     "saved",
     "exchange",
     "partials",

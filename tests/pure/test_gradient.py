@@ -183,6 +183,76 @@ def test_numbers_shared_by_all_pairs_are_summed_row_by_row(precise, return_lse):
     require_right(graph, list(values.values()), (evaluate, in_tiles), precise=precise)
 
 
+ROWS = fg.capture(torch.ones(2, 4, 19), "b h q", name="rows")
+GATHERED = fg.capture(torch.ones(5), "n", name="table")[fg.q % 5]
+
+
+@pytest.mark.parametrize(
+    ("parts", "once", "said"),
+    [
+        ({"score": lambda s: s + ROWS, "dropout": 0.1}, (), "1 more of rows leaves out: its gradient is 0"),
+        (
+            {
+                "score": [fg.softcap(5.0), lambda s: 2.0 * (s - ROWS)],
+                "dropout": 0.1,
+                "mask": fg.kv < fg.q - 2,
+            },
+            (),
+            "1 more of rows leaves out: its gradient is 0",
+        ),
+        (
+            {"score": lambda s: s - 2.0 * ROWS, "return_lse": True, "mask": fg.kv < fg.q - 2},
+            (),
+            "1 more of rows is -2 more of lse and leaves out: its gradient is the sum of -2 dlse",
+        ),
+        (
+            {"score": lambda s: s + GATHERED, "return_lse": True, "mask": fg.kv < fg.q - 2},
+            (),
+            "1 more of table[q % 5] is 1 more of lse and leaves out: its gradient is the sum of dlse",
+        ),
+        (
+            {"bias": torch.ones(2, 1, 19, 1), "return_lse": True},
+            ("h", "kv"),
+            "1 more of bias is 1 more of lse and leaves out: its gradient is the sum of dlse",
+        ),
+        ({"bias": torch.ones(2, 1, 19, 1)}, ("h", "kv"), "1 more of bias leaves out: its gradient is 0"),
+    ],
+    ids=["added", "in a mask", "taken twice", "gathered", "bias", "bias alone"],
+)
+def test_a_number_of_a_row_has_the_gradient_of_what_it_moves(parts, once, said):
+    """No weight of a row changes with it, and its gradient is no sum of weights that cancel."""
+    graph = attention(**parts).graph
+    both = gradient(graph, frozenset((3,)), broadcast=tuple((3, axis) for axis in once))
+    assert said in [note.text for note in both.notes if note.rule == "level"]
+    read = {argument.name for argument in both.backward.arguments}
+    assert read <= {"lse", "dlse", "rows", "table", "bias"}
+    assert len(both.backward.outputs) == ("lse" in read)
+    shapes = {"rows": (2, 4, 19), "table": (5,), "bias": (2, 1, 19, 1)}
+    given = {a.name: shapes[a.name] for a in graph.arguments if a.name in shapes}
+    require_right(graph, values_of(graph, {**LENGTHS, "i0": 5}, **given), (evaluate, in_tiles))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"score": lambda s: s + ROWS, "sink": torch.ones(4)},
+        {"score": [lambda s: s + ROWS, fg.softcap(5.0)]},
+        {"score": lambda s: s * ROWS},
+        {"score": lambda s: fg.dropout(s + ROWS, 0.1)},
+        {"score": lambda s: fg.where(fg.kv < 4, s + ROWS, s)},
+        {"score": lambda s: fg.where(fg.kv < 4, ROWS, s)},
+        {"bias": torch.ones(2, 4, 19, 23)},
+    ],
+    ids=["sink", "capped", "factor", "dropped", "some keys", "instead", "pairs"],
+)
+def test_a_number_that_changes_the_weights_of_a_row_has_a_gradient_of_their_own(parts):
+    graph = attention(return_lse=True, **parts).graph
+    assert "level" not in rules(graph)
+    shapes = {"rows": (2, 4, 19), "bias": (2, 4, 19, 23)}
+    given = {a.name: shapes[a.name] for a in graph.arguments if a.name in shapes}
+    require_right(graph, values_of(graph, **given))
+
+
 def test_a_product_has_one_constant():
     """Two that cancel, as 1 / (1 - rate) of the weights and of what they are divided by, would round."""
     both = gradient(attention(dropout=0.3).graph, frozenset((0, 1, 2)))
