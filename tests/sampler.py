@@ -536,6 +536,24 @@ def differentiable(cases: Iterable[Case], family: str) -> list[Case]:
     ]
 
 
+def with_few_queries(cases: Sequence[Case], every: int) -> list[Case]:
+    """Some of the cases with so few queries that heads of a group share the rows of a tile, and a table that
+    is gathered for all of them; each row sees several keys, or none."""
+    rng = random.Random(SEED)
+    return [
+        replace(
+            case,
+            mask=("causal", NO_MASK)[i % 2],
+            score="relative bias",
+            q_len=rng.randint(1, 32),
+            kv_len=rng.randint(SEVERAL + 32, LENGTHS[-1]),
+            group=rng.choice((2, 3, 8)),
+            strange=False,
+        )
+        for i, case in enumerate(cases[::every])
+    ]
+
+
 def build_all(cases: Iterable[Case], family: str, workers: int, backward: bool = False) -> None:
     """Build the kernels of cases for the GPU at once; what fails here fails again in the case's own test."""
 

@@ -23,6 +23,7 @@ from sampler import (
     differentiable,
     of_the_file,
     sample,
+    with_few_queries,
 )
 
 FAMILIES = ("simt", "sm80", "sm90")
@@ -148,7 +149,11 @@ def test_an_unsound_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param(f, case, id=_named(f, case))
         for f in FAMILIES
-        for case in [c for c in differentiable(sample(f), f) if c.q_len * c.kv_len <= 2**13][::GRADIENTS]
+        for cases in [differentiable(sample(f), f)]
+        for case in (
+            *[c for c in cases if c.q_len * c.kv_len <= 2**13][::GRADIENTS],
+            *with_few_queries(cases, len(cases)),
+        )
     ],
 )
 def test_gradients_of_the_sample_are_right(family: str, case: Case) -> None:

@@ -13,12 +13,13 @@ import torch
 import fagen as fg
 from edges import need, require_right
 from public_gradients import *  # noqa: F403
-from sampler import Case, build_all, check_gradients, differentiable, sample
+from sampler import Case, build_all, check_gradients, differentiable, sample, with_few_queries
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc]
 
 FAMILIES = ("simt", "sm80", "sm90")
-CASES = [(family, case) for family in FAMILIES for case in differentiable(sample(family), family)]
+SAMPLES = {family: differentiable(sample(family), family) for family in FAMILIES}
+CASES = [(f, case) for f, cases in SAMPLES.items() for case in (*cases, *with_few_queries(cases, 4))]
 
 
 @pytest.fixture
