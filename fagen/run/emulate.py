@@ -114,11 +114,6 @@ class EmulatedKernels:
         """The file of the text that was compiled."""
         return self._library.with_name("kernel.cu")
 
-    @property
-    def in_turns(self) -> bool:
-        """Whether blocks wait for others: a worker would take theirs for a deadlock that it can't see end."""
-        return "wait_for_turn(" in self.text
-
     def launch(
         self,
         name: str,
@@ -141,7 +136,7 @@ class EmulatedKernels:
         memories         all the memory behind those pointers; only a checker needs them
         schedule         who goes on where several can: the lowest warp, the highest, or the dice of the seed
         multiprocessors  how many hold the live blocks; 0 lets the seed choose one to three
-        workers          OS threads among which blocks are dealt; one where they wait for each other's turns
+        workers          OS threads among which blocks are dealt
         timeout_s        when a launch with a checker, which is a process of its own, is given up
 
         Raises EmulatorFinding with the thread and the line if the kernel breaks a rule of the machine, and
@@ -163,7 +158,7 @@ class EmulatedKernels:
             schedule=SCHEDULES.index(schedule),
             seed=seed,
             multiprocessors=multiprocessors,
-            workers=1 if self.in_turns else min(workers, max(prod(grid), 1)),  # each has a block
+            workers=min(workers, max(prod(grid), 1)),  # each has a block
         )
         if self.checker == "none":
             report = self._run(name, request, params)
