@@ -150,6 +150,9 @@ class Compiled:
             if found is None:
                 plan = self._plans[number]
                 found = self._candidates[number] = Candidate(plan, emit(plan))
+                if os.environ.get("FAGEN_DUMP"):
+                    dump(self.name, ".graph.txt", show_graph(plan.problem.graph) + "\n")
+                    dump(self.name, ".plan.json", plan_json(plan))
             return found
 
     def require_plan(self) -> None:
@@ -175,10 +178,8 @@ class Compiled:
     def _planned(self, given_up: Set[str]) -> tuple[Plan, ...]:
         """Plans of the first family that has any, beside those that were given up."""
         graph, start = self.problem.graph, time.perf_counter()
-        if debug_level() >= GRAPH or os.environ.get("FAGEN_DUMP"):
-            shown = show_graph(graph)
-            debug(GRAPH, f"{self.name}\n{shown}")
-            dump(self.name, ".graph.txt", shown + "\n")
+        if debug_level() >= GRAPH:
+            debug(GRAPH, f"{self.name}\n{show_graph(graph)}")
         try:
             if self.finalist is None:
                 found = plans(self.problem, most=MOST_CANDIDATES, without=given_up)
@@ -196,8 +197,6 @@ class Compiled:
         kernels = ", ".join(f"{k.function} ({k.schedule}, {k.threads} threads)" for k in best.kernels)
         debug(PLAN, f"{self.name}: {best.family}: {kernels}")
         debug(TIMES, f"{self.name}: planned in {1e3 * (time.perf_counter() - start):.1f} ms")
-        if os.environ.get("FAGEN_DUMP"):
-            dump(self.name, ".plan.json", plan_json(best))
         return found
 
     # ------------------------------------------------------------------------------------------- for a CPU

@@ -808,6 +808,7 @@ def test_stages_are_dumped(
     monkeypatch.setenv("FAGEN_DUMP", str(tmp_path))
     monkeypatch.setenv("FAGEN_DEBUG", "3")
     kernel = fresh_kernel(9)
+    assert not [*tmp_path.iterdir()]  # a call plans anew for its lengths: of one text there is one plan
     _ = kernel.source
     graph = (tmp_path / f"{kernel.name}.graph.txt").read_text()
     assert graph.startswith("attention(q[b,h,q,d], k[b,hk,kv,d], v[b,hk,kv,dv])")
