@@ -17,6 +17,7 @@ from fagen.lang.expr import (
     q,
     shown,
     size,
+    stored_kind,
     table_axes,
 )
 from fagen.lang.library import labelled
@@ -38,6 +39,15 @@ def _whole(call: str, name: str, value: Any, least: int) -> Value:
 
 ALIGNED = q + (size("kv") - size("q"))
 """The query's position counted so that the last query stands at the last key."""
+
+
+def _integers(call: str, name: str, value: Any, shape: str) -> Any:
+    """A tensor of integers, or an expression of one."""
+    kind = value.node.kind if isinstance(value, Expr) else is_tensor(value) and stored_kind(value.dtype)
+    if kind != "int":
+        said = f"a tensor of {value.dtype}" if is_tensor(value) else repr(value)
+        raise fault(f"{call}: {name} is {said}", works=f"it is an integer tensor {shape}")
+    return value
 
 
 @labelled
@@ -63,7 +73,7 @@ def sliding_window(left: Value | None, right: Value | None = None) -> Expr:
 def prefix_lm(prefix: Any) -> Expr:
     """All keys before ``prefix``, a number or a tensor (B,), and keys up to the query."""
     if is_tensor(prefix):
-        end: Value = capture(prefix, "b", name="prefix")
+        end: Value = capture(_integers("prefix_lm", "prefix", prefix, "(B,)"), "b", name="prefix")
     else:
         end = _whole("prefix_lm", "prefix", prefix, 0)
     return (kv < end) | (kv <= q)
@@ -88,7 +98,7 @@ def document_lengths(lengths: Any) -> Expr:
         )
     import torch
 
-    ends = lengths.cumsum(-1)
+    ends = _integers("document_lengths", "lengths", lengths, "(n,) or (B, n)").cumsum(-1)
     count = int(ends.max()) + 1 if ends.numel() else 1
     positions = torch.arange(count, device=lengths.device, dtype=ends.dtype)
     ids = torch.searchsorted(ends, positions.expand(*ends.shape[:-1], count).contiguous(), right=True)
@@ -161,8 +171,7 @@ def block_diffusion(length: int, block: int) -> Expr:
 @labelled
 def padding(lengths: Any) -> Expr:
     """Keys before the length of their sequence; ``lengths`` is an integer tensor (B,)."""
-    if not is_tensor(lengths) and not isinstance(lengths, Expr):
-        raise fault(f"padding: lengths is {lengths!r}", works="it is an integer tensor (B,)")
+    _integers("padding", "lengths", lengths, "(B,)")
     return kv < (lengths if isinstance(lengths, Expr) else capture(lengths, "b", name="lengths"))
 
 

@@ -154,6 +154,19 @@ def test_labels_read_as_the_call():
             r"document_lengths: lengths is \[3, 4\]; it is an integer tensor",
         ),
         (lambda: fg.padding(3), r"padding: lengths is 3; it is an integer tensor \(B,\)"),
+        (
+            lambda: fg.padding(torch.ones(2)),
+            r"padding: lengths is a tensor of torch.float32; it is an integer",
+        ),
+        (lambda: fg.padding(fg.q * 0.5), "padding: lengths is .*; it is an integer tensor"),
+        (
+            lambda: fg.prefix_lm(torch.ones(2) > 0),
+            "prefix is a tensor of torch.bool; it is an integer tensor",
+        ),
+        (
+            lambda: fg.document_lengths(torch.ones(2)),
+            "lengths is a tensor of torch.float32; it is an integer",
+        ),
         (lambda: fg.neighbourhood_2d(8, 8, 4, 3), "neighbourhood_2d: window_w is 4; it is odd and at most 8"),
         (lambda: fg.neighbourhood_2d(8, 3, 3, 5), "neighbourhood_2d: window_h is 5; it is odd and at most 3"),
         (lambda: fg.block_diffusion(8, 0), "block_diffusion: block is 0; it is 1 or more"),
