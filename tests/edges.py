@@ -97,11 +97,15 @@ def gradients(given: Sequence[Tensor], others: Sequence[Tensor] = (), **parts: A
 
 
 def require_right(
-    given: Sequence[Tensor], found: Sequence[Tensor], incoming: Sequence[Tensor] | None = None, **parts: Any
+    given: Sequence[Tensor],
+    found: Sequence[Tensor],
+    incoming: Sequence[Tensor] | None = None,
+    seed: int = 0,
+    **parts: Any,
 ) -> None:
     """Hold gradients of tensors and captures to autograd's.
 
-    ``incoming`` are the gradients of all outputs, ones where it is None.
+    ``incoming`` are the gradients of all outputs, ones where it is None; ``seed`` is what dropout drew.
     """
     traced = traced_attention(**parts)
     values = [*given, *traced.captured]
@@ -112,7 +116,7 @@ def require_right(
         for i in wanted:
             dtype = torch.float64 if wide else values[i].dtype
             leaves[i] = values[i].detach().to(dtype, copy=True).requires_grad_()
-        outputs = run(traced.graph, leaves, **options)
+        outputs = run(traced.graph, leaves, seed=seed, **options)
         grads = [torch.ones_like(x) for x in outputs] if incoming is None else incoming
         grads = [grad.to(x.dtype) for grad, x in zip(grads, outputs, strict=True)]
         return torch.autograd.grad(outputs, [leaves[i] for i in wanted], grads)
@@ -775,11 +779,13 @@ def _own_document(q: Q, k: K, v: V, ids: fg.Tensor["b kv", int]) -> Any:  # type
 few_by_family = pytest.mark.parametrize("family", ["simt", "sm80", "sm90"])
 
 
-def few(device: str, family: str, group: int, q_len: int, kv_len: int = 150) -> tuple[Tensor, Tensor, Tensor]:
+def few(
+    device: str, family: str, group: int, q_len: int, head_dim: int = 32
+) -> tuple[Tensor, Tensor, Tensor]:
     """One kernel serves all lengths of a group."""
     need(device, family)
     dtype = torch.float32 if family == "simt" else torch.float16
-    shape = {"batch": 2, "heads": (2 * group, 2), "q_len": q_len, "kv_len": kv_len, "head_dim": 32}
+    shape = {"batch": 2, "heads": (2 * group, 2), "q_len": q_len, "kv_len": 150, "head_dim": head_dim}
     return tensors(device, dtype, **shape)
 
 
@@ -817,3 +823,13 @@ def test_any_group_may_be_one_of_few_queries(device: str, family: str, group: in
         turned = [each.transpose(1, 2) for each in given]
         outputs = fg.attention(*turned, mask=fg.causal(), layout="bshd", family=family)
         require(outputs.transpose(1, 2), causal, given)
+
+
+@few_by_family
+def test_gradients_of_heads_that_share_tiles_drop_what_their_own_dropped(device: str, family: str) -> None:
+    given = wanting(few(device, family, 4, 3, head_dim=80))
+    torch.manual_seed(1)
+    seed = int(draw_seed(given[0].device))
+    torch.manual_seed(1)
+    found = gradients(given, dropout=0.3, family=family)
+    require_right(given, found, seed=seed, dropout=0.3)

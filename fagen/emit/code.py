@@ -209,6 +209,8 @@ class Places:
     row: str = "row."
     column: str = "column."
     element: str = "[c]"
+    by_columns: bool = False
+    """Whether elements of a column come one after another: what serves several of a row is kept of each."""
 
     def field(self, place: Place, name: str) -> str:
         """How a value of ``place`` is written further in."""
@@ -342,6 +344,8 @@ class Splitter:
             names = self._field_names[Place(place.row, place.column)] if kind == "field" else self.names
             name = names.fresh(code, kind != "field")
             variable, target = Variable(code.ctype, name), name
+            if code.serving is not None and self.places.by_columns:
+                variable, target = Variable(code.ctype, f"{name}[ROWS]"), f"{name}[r]"
             if kind != "local":
                 target = self.places.field(place, name)
             if kind == "field":

@@ -40,6 +40,7 @@ class PhaseBuilder(ElementBuilder):
         self.levels_made = made
         if made:
             self.scope.splitter.places.element = "[r][c]"
+            self.scope.splitter.places.by_columns = True
             self.rounds = all(state.features for level in made for state in level.states)
             self.coarse = self.rounds and "bf16" in {tile.storage for tile in self.kernel.shared}
 
