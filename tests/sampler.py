@@ -538,8 +538,13 @@ def differentiable(cases: Iterable[Case], family: str) -> list[Case]:
 
 def with_few_queries(cases: Sequence[Case], every: int) -> list[Case]:
     """Some of the cases with so few queries that heads of a group share the rows of a tile, and a table that
-    is gathered for all of them; each row sees several keys, or none."""
+    is gathered for all of them; each row sees several keys, or none.
+
+    Not those where a shift makes all keys of one feature nearly the same: the gradient of q is then what
+    rounding leaves of a difference, in fp16 too, and the largest of few such errors a draw.
+    """
     rng = random.Random(SEED)
+    cases = [case for case in cases if not (case.shift and case.head_dim == 1)]
     return [
         replace(
             case,

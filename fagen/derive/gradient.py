@@ -372,13 +372,13 @@ def _keys_inside(x: Reduction) -> Node:
 
 
 def _by_rows(root: Node, total: Node) -> Node | None:
-    """``root``, which has no positions, with ``total`` taken out of the sums of rows it stands in.
+    """``root``, which has no positions or is a number of each row, with ``total`` taken out of sums of rows.
 
     ``sum_kv w (x - total) = sum_kv w x - total sum_kv w``: one walk sums all three from the same weights, and
-    a number made of millions of terms rounds less than where ``total`` is made of results that were rounded
-    to be stored. None where it stands elsewhere.
+    a number made of many terms rounds less than where ``total`` is made of results that were rounded to be
+    stored. None where it stands elsewhere.
     """
-    if _POSITIONS & set(root.axes):
+    if _POSITIONS & set(root.axes) and (KEY_AXIS in root.axes or not OPEN_AXES.issuperset(root.axes)):
         return None
     found: dict[Node, Node] = {}
     for node in ir.walk([root]):

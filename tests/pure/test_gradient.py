@@ -253,6 +253,17 @@ def test_a_number_that_changes_the_weights_of_a_row_has_a_gradient_of_their_own(
     require_right(graph, values_of(graph, **given))
 
 
+@pytest.mark.parametrize("parts", [{"sink": torch.ones(4)}, {"dropout": 0.1}])
+def test_a_number_of_each_row_has_no_term_from_results_as_they_were_rounded(parts):
+    """Weights beside a sink do not sum to 1, and capped scores do not grow by what is added to them."""
+    graph = attention(score=[lambda s: s + ROWS, fg.softcap(5.0)], return_lse=True, **parts).graph
+    both = gradient(graph, frozenset((3,)))
+    assert [output.name for output in both.backward.outputs] == ["drows"]
+    assert "out" not in {argument.name for argument in both.backward.arguments}
+    values = values_of(graph, rows=(2, 4, 19))
+    require_right(graph, values, (evaluate, in_tiles))
+
+
 def test_a_product_has_one_constant():
     """Two that cancel, as 1 / (1 - rate) of the weights and of what they are divided by, would round."""
     both = gradient(attention(dropout=0.3).graph, frozenset((0, 1, 2)))
