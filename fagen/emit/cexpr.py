@@ -3,8 +3,7 @@ graph.
 
 Floating-point values are fp32. Integers are 32 bits wide, or 64 where what they reach needs it
 (`derive.extent`). A tensor is read through a pointer and 64-bit strides, its base and its row moved out of
-the inner loops by
-`code.Splitter`. Indices of a gather are clamped into the table.
+the inner loops by `code.Splitter`. Indices of a gather are clamped into the table.
 """
 
 from __future__ import annotations
@@ -340,23 +339,10 @@ class Lowering:
             if step[0].form != "0" and not (piece and tensor.tiles[i] > 1)
         ]
         steps += further
-        pointer = self._codes.leaf(tensor.pointer, tensor.ctype)
         whole = piece.place if piece else BLOCK
         for position, _ in steps:
             whole = whole.join(position.place)
-        for place in (BLOCK, ROW):
-            outer = [step for step in steps if step[0].place == place]
-            if place != whole and outer:
-                steps = [step for step in steps if step not in outer]
-                pointer = self._codes.make(
-                    "{}" + " + {} * {}" * len(outer),
-                    (pointer, *(code for step in outer for code in step)),
-                    tensor.ctype,
-                    SUM,
-                    (SUM, *(PRODUCT, UNARY) * len(outer)),
-                    2 * len(outer),
-                    hint=tensor.name,
-                )
+        pointer, steps = self._pointer(tensor, steps, whole)
         if len(further) == 1 and steps == further:
             text = form.format("element_at({}, {}, {})")
             return self._codes.make(
@@ -379,13 +365,32 @@ class Lowering:
             hint=tensor.name,
         )
 
+    def _pointer(
+        self, tensor: Tensor, steps: list[tuple[Code, Code]], whole: Place
+    ) -> tuple[Code, list[tuple[Code, Code]]]:
+        """Where a tensor's elements begin that are near those in ``whole``, and the steps left from there."""
+        pointer = self._codes.leaf(tensor.pointer, tensor.ctype)
+        for place in (BLOCK, ROW):
+            outer = [step for step in steps if step[0].place == place]
+            if place != whole and outer:
+                steps = [step for step in steps if step not in outer]
+                pointer = self._codes.make(
+                    "{}" + " + {} * {}" * len(outer),
+                    (pointer, *(code for step in outer for code in step)),
+                    tensor.ctype,
+                    SUM,
+                    (SUM, *(PRODUCT, UNARY) * len(outer)),
+                    2 * len(outer),
+                    hint=tensor.name,
+                )
+        return pointer, steps
+
     def _piece(self, tensor: Tensor, steps: Sequence[tuple[Code, Code]]) -> Code | None:
         """Where an element of a tensor that lies in pieces is, along the axes of a piece."""
         if not tensor.whole:
             return None
-        sides = sorted(
-            ((tile, i) for i, tile in enumerate(tensor.tiles) if tile > 1), reverse=True
-        )  # rows are more
+        sides = [(tile, i) for i, tile in enumerate(tensor.tiles) if tile > 1]
+        sides.sort(reverse=True)  # rows are more
         return self._codes.call("piece_at", [code for _, i in sides for code in steps[i]], "int64", 8)
 
     # -------------------------------------------------------------------------------------------- random bits

@@ -19,7 +19,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal, TypeAlias
 
 Axis: TypeAlias = str
@@ -758,7 +758,7 @@ def walk(roots: Iterable[Node]) -> list[Node]:
 
 
 _REBUILD: dict[str, Callable[..., Node]] = {
-    "add": lambda *args: _fold_left(add, args),
+    "add": lambda *args: reduce(add, args),
     "mul": mul,
     "neg": neg,
     "div": div,
@@ -778,13 +778,6 @@ _REBUILD: dict[str, Callable[..., Node]] = {
     "not": negation,
     "where": where,
 }
-
-
-def _fold_left(op: Callable[[Node, Node], Node], args: tuple[Node, ...]) -> Node:
-    result = args[0]
-    for arg in args[1:]:
-        result = op(result, arg)
-    return result
 
 
 def rebuild(node: Node, args: tuple[Node, ...]) -> Node:

@@ -32,7 +32,7 @@ from fagen.plan.plan import (
     Roles,
     Tiling,
 )
-from fagen.plan.profile import LOOPS, Access, Lengths, Profile, Slots, profile, stage_roots
+from fagen.plan.profile import LOOPS, Access, Lengths, Pass, Profile, Slots, profile, stage_roots
 from fagen.plan.space import (
     CHUNK,
     FRAGMENT,
@@ -151,6 +151,21 @@ class Cost:
         return self.asked_read_bytes + self.write_bytes
 
 
+@dataclass
+class _Work:
+    """What the threads of a block do for a tile, beside what is made of its elements one by one."""
+
+    fma: float = 0.0
+    issue: float = 0.0
+    """All other instructions."""
+    vectors: float = 0.0
+    """What each thread reads of shared memory."""
+    shared: float = 0.0
+    """Cycles of shared memory."""
+    waits: float = float(LATENCY_CYCLES)
+    """Cycles that nothing hides within a block."""
+
+
 class Model:
     """The cost of one stage's kernels at given lengths on one GPU, for any tiles.
 
@@ -201,69 +216,85 @@ class Model:
 
     def tile(self, number: int, tiles: Tiles, resident: int) -> TileCost:
         """The cost of a tile of walk ``number``."""
-        profile, arch = self.profile, self.arch
-        step = profile.passes[number] if profile.passes else None
-        own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
-        warps = ceil_div(tiles.threads, arch.warp)
-        fma = issue = vectors = shared = 0.0
-        waits = float(LATENCY_CYCLES)
-        if tiles.tiling == "fragments" and step is not None:
+        if tiles.tiling == "fragments" and self.profile.passes:
             return self._fragments(number, tiles, resident)
-        if tiles.roles is not None and step is not None:
+        if tiles.roles is not None and self.profile.passes:
             return self._warpgroups(number, tiles, tiles.roles)
-        if profile.schedule in LOOPS and step is not None:
-            area = tiles.block_own * tiles.block_walk
-            for inner in step.terms:
-                depth = round_up(inner, VECTOR)
-                fma += area * depth * (1 + 1 / PART)
-                vectors += depth / VECTOR * (own + walk)
-                shared += warps * depth / VECTOR * _wavefronts(tiles, own, walk)
-            for features in step.weighted:
-                width = feature_width(features, tiles)
-                share = width / tiles.columns
-                fma += area * width * (1 + 1 / tiles.block_walk)
-                vectors += tiles.block_walk * (own / VECTOR + max(share / VECTOR, 1.0)) + own * walk
-                shared += warps * tiles.block_walk / VECTOR * _wavefronts(tiles, own, max(share, VECTOR))
-                shared += warps * own * walk
-            for features in step.rescaled:
-                issue += tiles.block_own * feature_width(features, tiles)
-            copied = tiles.block_walk * (sum(step.walk_tiles) + sum(step.operands))
-            if step.own_tiles and tiles.block_inner < max(step.own_tiles):
-                copied += tiles.block_own * sum(step.own_tiles)
-                waits += 2 * LATENCY_CYCLES * ceil_div(max(step.own_tiles), tiles.block_inner)
-            issue += COPY_SLOTS * copied
-            shuffles = 2 * min(tiles.columns, arch.warp).bit_length() + 6
-            issue += step.scalars * (area + tiles.threads * own * shuffles)
-            waits += REDUCE_CYCLES * step.scalars
+        return self._threads(number, tiles, resident)
+
+    def _threads(self, number: int, tiles: Tiles, resident: int) -> TileCost:
+        """The cost of a tile of which each thread makes its own elements on the ordinary units."""
+        profile, arch = self.profile, self.arch
+        if profile.schedule in LOOPS and profile.passes:
+            work = self._in_loop(profile.passes[number], tiles)
         elif profile.schedule == "product":
-            share = ceil_div(tiles.block_feature, tiles.columns)
-            fma = tiles.block_own * tiles.block_walk * tiles.block_feature
-            if tiles.tiling == "registers":
-                fma *= 1 + 1 / PART
-                parts = max(own / VECTOR, 1.0), max(share / VECTOR, 1.0)
-                vectors = tiles.block_walk * sum(parts)
-                shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
-            else:  # one result a thread: its row's value for all lanes, its column's beside its neighbours'
-                lines = arch.warp if tiles.tiling == "element" and profile.scattered else 1
-                vectors = tiles.block_walk * (ADDRESS_SLOTS if tiles.tiling == "element" else 2)
-                shared = warps * tiles.block_walk * (lines + (1 if tiles.tiling == "element" else 1 / VECTOR))
-            waits *= _EXPOSED[tiles.tiling]
-            if tiles.tiling != "element":
-                issue += COPY_SLOTS * tiles.block_walk * (tiles.block_own + tiles.block_feature)
-        elif step is not None:
-            issue += step.scalars * tiles.rows * tiles.block_walk
+            work = self._in_product(tiles)
+        else:
+            scalars = profile.passes[number].scalars if profile.passes else 0
+            work = _Work(issue=scalars * tiles.rows * tiles.block_walk)
         pointwise, special = self._pointwise(number, tiles)
-        issue += pointwise
-        issue += fma + vectors * tiles.threads
+        issue = work.issue + pointwise
+        issue += work.fma + work.vectors * tiles.threads
         busy = (
-            fma / arch.fp32_fma_per_cycle,
+            work.fma / arch.fp32_fma_per_cycle,
             issue / (SCHEDULERS * arch.warp),
             special / arch.exp_per_cycle,
-            shared,
+            work.shared,
         )
+        warps = ceil_div(tiles.threads, arch.warp)
         unhidden = UNHIDDEN * max(1.0, 2 * SCHEDULERS / (warps * resident))
         together = max(busy) + unhidden * (sum(busy) - max(busy))
-        return TileCost(*busy, together + waits / resident)
+        return TileCost(*busy, together + work.waits / resident)
+
+    def _in_loop(self, step: Pass, tiles: Tiles) -> _Work:
+        """What threads do for the products and sums of a tile: rows and columns are read as vectors."""
+        own, walk = ceil_div(tiles.block_own, tiles.rows), ceil_div(tiles.block_walk, tiles.columns)
+        warps, area = ceil_div(tiles.threads, self.arch.warp), tiles.block_own * tiles.block_walk
+        work = _Work()
+        for inner in step.terms:
+            depth = round_up(inner, VECTOR)
+            work.fma += area * depth * (1 + 1 / PART)
+            work.vectors += depth / VECTOR * (own + walk)
+            work.shared += warps * depth / VECTOR * _wavefronts(tiles, own, walk)
+        for features in step.weighted:
+            width = feature_width(features, tiles)
+            share = width / tiles.columns
+            work.fma += area * width * (1 + 1 / tiles.block_walk)
+            work.vectors += tiles.block_walk * (own / VECTOR + max(share / VECTOR, 1.0)) + own * walk
+            work.shared += warps * tiles.block_walk / VECTOR * _wavefronts(tiles, own, max(share, VECTOR))
+            work.shared += warps * own * walk
+        for features in step.rescaled:
+            work.issue += tiles.block_own * feature_width(features, tiles)
+        copied = tiles.block_walk * (sum(step.walk_tiles) + sum(step.operands))
+        if step.own_tiles and tiles.block_inner < max(step.own_tiles):
+            copied += tiles.block_own * sum(step.own_tiles)
+            work.waits += 2 * LATENCY_CYCLES * ceil_div(max(step.own_tiles), tiles.block_inner)
+        work.issue += COPY_SLOTS * copied
+        shuffles = 2 * min(tiles.columns, self.arch.warp).bit_length() + 6
+        work.issue += step.scalars * (area + tiles.threads * own * shuffles)
+        work.waits += REDUCE_CYCLES * step.scalars
+        return work
+
+    def _in_product(self, tiles: Tiles) -> _Work:
+        """What threads do for a tile of one product of stored values."""
+        share = ceil_div(tiles.block_feature, tiles.columns)
+        warps = ceil_div(tiles.threads, self.arch.warp)
+        work = _Work(fma=tiles.block_own * tiles.block_walk * tiles.block_feature)
+        if tiles.tiling == "registers":
+            work.fma *= 1 + 1 / PART
+            own = ceil_div(tiles.block_own, tiles.rows)
+            parts = max(own / VECTOR, 1.0), max(share / VECTOR, 1.0)
+            work.vectors = tiles.block_walk * sum(parts)
+            work.shared = warps * tiles.block_walk * _wavefronts(tiles, *parts)
+        else:  # one result a thread: its row's value for all lanes, its column's beside its neighbours'
+            alone = tiles.tiling == "element"
+            lines = self.arch.warp if alone and self.profile.scattered else 1
+            work.vectors = tiles.block_walk * (ADDRESS_SLOTS if alone else 2)
+            work.shared = warps * tiles.block_walk * (lines + (1 if alone else 1 / VECTOR))
+        work.waits *= _EXPOSED[tiles.tiling]
+        if tiles.tiling != "element":
+            work.issue += COPY_SLOTS * tiles.block_walk * (tiles.block_own + tiles.block_feature)
+        return work
 
     def _pointwise(self, number: int, tiles: Tiles) -> tuple[float, float]:
         """Instructions of all threads for a tile's elements: on the ordinary units, and on the exp unit."""
@@ -449,25 +480,27 @@ class Model:
         sums = ((step.partials, part) for step, part in zip(self.profile.passes, self.live, strict=False))
         return int(sum(4 * rows * sum(features) * part for features, part in sums))
 
-    def cost(self, tiles: Tiles, most_blocks: int | None = None) -> Cost:
-        """All figures for ``tiles``, of which a multiprocessor holds at most ``most_blocks`` blocks."""
-        profile, arch, resident = self.profile, self.arch, self.resident(tiles, most_blocks)
-        costs, again = self._tiles(tiles, resident), self._again(tiles)
+    def _operations(self, tiles: Tiles) -> tuple[int, int]:
+        """Operations of products, and of the exp unit."""
+        profile, again = self.profile, self._again(tiles)
         flops = exp_ops = 0
 
         def special(slots: Slots) -> int:
             return slots.special * self.positions(slots.axes) * self._times(slots.axes, again)
 
         for step, part in zip(profile.passes, self.live, strict=False):
-            inner = (
-                self.features
-                if profile.schedule == "product"
-                else sum((*step.terms, *step.weighted, *step.partials))
-            )
+            inner = sum((*step.terms, *step.weighted, *step.partials))
+            if profile.schedule == "product":
+                inner = self.features
             flops += int(2 * self.groups * profile.group * self.own * self.walked * inner * part)
             exp_ops += int(sum(map(special, step.slots)) * part)
-        exp_ops += sum(map(special, profile.slots))
+        return flops, exp_ops + sum(map(special, profile.slots))
 
+    def cost(self, tiles: Tiles, most_blocks: int | None = None) -> Cost:
+        """All figures for ``tiles``, of which a multiprocessor holds at most ``most_blocks`` blocks."""
+        profile, arch, resident = self.profile, self.arch, self.resident(tiles, most_blocks)
+        costs = self._tiles(tiles, resident)
+        flops, exp_ops = self._operations(tiles)
         reads, added = self.reads(tiles), self.added(tiles)
         writes = [*profile.writes, *(access for step in profile.passes for access in step.writes)]
         write_bytes = sum(self.positions(access.axes) * access.bytes for access in writes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -278,74 +278,12 @@ def profile(
     stage: Stage, schedule: Schedule, tile_axis: Axis | None, problem: Problem, group: int = 1
 ) -> Profile:
     """The counts of ``stage``, run by ``schedule`` with tiles of ``tile_axis``; of so many heads each."""
-    sizes, stored, written = dict(problem.sizes), storages(problem), _written_bytes(stage, problem)
-
-    def writes(outputs: Iterable[ir.Output]) -> tuple[Access, ...]:
-        return tuple(Access(out.name, out.node.axes, written.get(out.name, 4)) for out in outputs)
-
-    levels = warpgroups.levels(stage)
+    stored, written = storages(problem), _written_bytes(stage, problem)
     own_operands: dict[tuple[Node, Axis], None] = {}
     passes: list[Pass] = []
     for walk in stage.walks:
-        terms = [term for product in walk.products for term in product.terms]
-        own_operands.update(dict.fromkeys(own_tiles(walk)))
-        walk_operands = dict.fromkeys((term.walk, term.over) for term in terms)
-        weighted = [(s.operand, s.features) for s in walk.states if s.operand is not None and s.features]
-        operands = dict.fromkeys(weighted)
-        if schedule == "backward_loop":
-            walk_operands, operands = dict.fromkeys(walk_tiles(walk)), {}
-        values_of = {partial.value for partial in walk.partials}
-        loaded = [node for node, _ in own_operands], [node for node, _ in walk_operands]
-        weighed = [walk.guard, *(state.value for state in walk.states), *values_of]
-        values = [*weighed, *(out.node for out in walk.stores)]
-        values += [s.operand for s in walk.states if s.operand is not None]
-        columns = _columns([_tested(walk, stage, tile_axis), *weighed[1:]], tile_axis, stage.walk)
-        passes.append(
-            Pass(
-                products=len(walk.products),
-                own_tiles=tuple(sizes.get(over, 0) for _, over in own_operands),
-                walk_tiles=tuple(sizes.get(over, 0) for _, over in walk_operands),
-                terms=tuple(sizes.get(term.over, 0) for term in terms),
-                operands=tuple(sizes.get(axis, 0) for _, (axis,) in operands),
-                apart=tuple(
-                    sizes.get(axis, 0) for node, (axis,) in operands if (node, axis) not in walk_operands
-                ),
-                weighted=tuple(sizes.get(axis, 0) for _, (axis,) in weighted),
-                rescaled=tuple(
-                    sizes.get(axis, 0) for s in walk.states if s.rescale is not None for axis in s.features
-                ),
-                scalars=len(walk.states) - len(weighted),
-                partials=tuple(sizes.get(axis, 0) for partial in walk.partials for axis in partial.features),
-                passed=len(values_of),
-                weights=len(values_of | {state.value for state in walk.states if state.features}),
-                reads=(
-                    *_accesses(loaded[0], stored, own_operand=True),
-                    *_accesses([*loaded[1], *values], stored),
-                ),
-                writes=(
-                    *writes(walk.stores),
-                    *(Access(partial.name, partial.symbol.axes, 4) for partial in walk.partials),
-                ),
-                slots=_slots([*loaded[0], *loaded[1], *values]),
-                columns=len(columns),
-                column_words=sum(2 if column.kind == "int" else 1 for column in columns),
-                elements=sum(
-                    isinstance(node, Input | Load) and {tile_axis, stage.walk} <= set(node.axes)
-                    for node in ir.walk(weighed)
-                ),
-                draws=sum(isinstance(node, Random) for node in ir.walk(weighed)),
-                levels=tuple(len(level.products) for level in levels),
-                kept=len(warpgroups.kept(levels)),
-                beside=len(warpgroups.kept(levels, warpgroups.whole(levels))),
-                whole=len(warpgroups.whole(levels)),
-                handed=len(warpgroups.handed(levels)),
-                divided=tuple(
-                    tuple(sizes.get(axis, 0) for state in level.states for axis in state.features)
-                    for level in (levels if warpgroups.divisible(stage) else ())
-                ),
-                late=tuple(i for i, tile in enumerate(own_operands) if tile in warpgroups.late_rows(stage)),
-            )
-        )
+        own_operands.update(dict.fromkeys(own_tiles(walk)))  # they stay for the walks that follow
+        passes.append(_pass(walk, stage, schedule, tile_axis, problem, list(own_operands), written))
     features = [axis for walk in stage.walks for state in walk.states for axis in state.features]
     ends = [output.node for output in stage.outputs]
     return Profile(
@@ -359,7 +297,7 @@ def profile(
         outer=stage.outer,
         passes=tuple(passes),
         reads=tuple(_accesses(ends, stored)),
-        writes=writes(stage.outputs),
+        writes=tuple(_writes(stage.outputs, written)),
         slots=_slots(ends),
         scattered=schedule == "product" and _scattered(stage),
         operand=(operand := _operand(stage, stored)),
@@ -370,6 +308,83 @@ def profile(
         places=len(bounded.searches) if (bounded := _places(stage, tile_axis)) else 0,
         parts=stage.parts,
     )
+
+
+def _pass(
+    walk: Walk,
+    stage: Stage,
+    schedule: Schedule,
+    tile_axis: Axis | None,
+    problem: Problem,
+    own_operands: Sequence[tuple[Node, Axis]],
+    written: Mapping[str, int],
+) -> Pass:
+    """The counts of a walk of ``stage``, for which a block holds ``own_operands``."""
+    sizes, stored = dict(problem.sizes), storages(problem)
+
+    def lengths(axes: Iterable[Axis]) -> tuple[int, ...]:
+        return tuple(sizes.get(axis, 0) for axis in axes)
+
+    terms = [term for product in walk.products for term in product.terms]
+    walk_operands = dict.fromkeys((term.walk, term.over) for term in terms)
+    weighted = [(s.operand, s.features) for s in walk.states if s.operand is not None and s.features]
+    operands = dict.fromkeys(weighted)
+    if schedule == "backward_loop":
+        walk_operands, operands = dict.fromkeys(walk_tiles(walk)), {}
+    values_of = {partial.value for partial in walk.partials}
+    loaded = [node for node, _ in own_operands], [node for node, _ in walk_operands]
+    weighed = [walk.guard, *(state.value for state in walk.states), *values_of]
+    values = [*weighed, *(out.node for out in walk.stores)]
+    values += [s.operand for s in walk.states if s.operand is not None]
+    columns = _columns([_tested(walk, stage, tile_axis), *weighed[1:]], tile_axis, stage.walk)
+    levels = warpgroups.levels(stage)
+    whole, kept = warpgroups.whole(levels), warpgroups.kept(levels)
+    late = warpgroups.late_rows(stage)
+    return Pass(
+        products=len(walk.products),
+        own_tiles=lengths(over for _, over in own_operands),
+        walk_tiles=lengths(over for _, over in walk_operands),
+        terms=lengths(term.over for term in terms),
+        operands=lengths(axis for _, (axis,) in operands),
+        apart=lengths(axis for node, (axis,) in operands if (node, axis) not in walk_operands),
+        weighted=lengths(axis for _, (axis,) in weighted),
+        rescaled=lengths(axis for s in walk.states if s.rescale is not None for axis in s.features),
+        scalars=len(walk.states) - len(weighted),
+        partials=lengths(axis for partial in walk.partials for axis in partial.features),
+        passed=len(values_of),
+        weights=len(values_of | {state.value for state in walk.states if state.features}),
+        reads=(
+            *_accesses(loaded[0], stored, own_operand=True),
+            *_accesses([*loaded[1], *values], stored),
+        ),
+        writes=(
+            *_writes(walk.stores, written),
+            *(Access(partial.name, partial.symbol.axes, 4) for partial in walk.partials),
+        ),
+        slots=_slots([*loaded[0], *loaded[1], *values]),
+        columns=len(columns),
+        column_words=sum(2 if column.kind == "int" else 1 for column in columns),
+        elements=sum(
+            isinstance(node, Input | Load) and {tile_axis, stage.walk} <= set(node.axes)
+            for node in ir.walk(weighed)
+        ),
+        draws=sum(isinstance(node, Random) for node in ir.walk(weighed)),
+        levels=tuple(len(level.products) for level in levels),
+        kept=len(kept),
+        beside=len(warpgroups.kept(levels, whole)),
+        whole=len(whole),
+        handed=len(warpgroups.handed(levels)),
+        divided=tuple(
+            lengths(axis for state in level.states for axis in state.features)
+            for level in (levels if warpgroups.divisible(stage) else ())
+        ),
+        late=tuple(i for i, tile in enumerate(own_operands) if tile in late),
+    )
+
+
+def _writes(outputs: Iterable[ir.Output], written: Mapping[str, int]) -> Iterator[Access]:
+    """What is written of ``outputs``, in fp32 where ``written`` does not say it."""
+    return (Access(out.name, out.node.axes, written.get(out.name, 4)) for out in outputs)
 
 
 def range_of(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | None:
