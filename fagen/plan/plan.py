@@ -35,7 +35,7 @@ Tiling: TypeAlias = Literal["registers", "shared", "element", "fragments", "warp
 element; 16-bit fragments that a warp multiplies on tensor cores, or tiles that a warpgroup multiplies."""
 
 Schedule: TypeAlias = Literal["forward_loop", "forward_roles", "backward_loop", "product", "rowwise"]
-"""The template that says who does what when: `templates/schedule/NAME.cu.j2`."""
+"""The template that says who does what when: `templates/schedule/NAME.j2`."""
 
 
 @dataclass(frozen=True)
