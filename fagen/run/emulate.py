@@ -189,36 +189,11 @@ class EmulatedKernels:
         self, name: str, request: _Launch, params: bytes, memories: Sequence[Memory], timeout_s: float
     ) -> str:
         """Run a launch in a process of its own and return what the scheduler or the sanitizer found."""
-        head = [
-            *request.grid,
-            *request.block,
-            request.shared_bytes,
-            request.schedule,
-            request.multiprocessors,
-        ]
-        parts = [struct.pack("<12IQ", *head, len(params), len(memories), 0, request.seed)]
-        same = _same(memories)
-        parts += [
-            struct.pack(
-                "<Q4I", each.size_bytes, each.param_offset, each.address % _LINE, each.written, number
-            )
-            for each, number in zip(memories, same, strict=True)
-        ]
-        copied = [each for each, number in zip(memories, same, strict=True) if not number]
-        parts += [params, *(ctypes.string_at(each.address, each.size_bytes) for each in copied)]
+        own = [each for each, same in zip(memories, _same(memories), strict=True) if not same]
         with tempfile.TemporaryDirectory(prefix="fagen-") as scratch:
-            request_path, result_path, report_path = (
-                Path(scratch) / part for part in ("in", "out", "report")
-            )
-            request_path.write_bytes(b"".join(parts))
-            command: list[str | Path] = [
-                self._runtime,
-                self._library,
-                name,
-                request_path,
-                result_path,
-                report_path,
-            ]
+            asked, result, told = (Path(scratch) / part for part in ("in", "out", "report"))
+            asked.write_bytes(_request(request, params, memories))
+            command: list[str | Path] = [self._runtime, self._library, name, asked, result, told]
             try:
                 done = subprocess.run(
                     command,
@@ -231,7 +206,7 @@ class EmulatedKernels:
                 )
             except subprocess.TimeoutExpired as error:
                 raise LaunchError(f"{name} has not ended after {timeout_s:g} s") from error
-            report = report_path.read_text(errors="replace") if report_path.exists() else ""
+            report = told.read_text(errors="replace") if told.exists() else ""
             places, found = _split_report(report, memories)
             if done.returncode == _FOUND or done.returncode < 0:
                 return _sanitizer_report(done.stderr, places)
@@ -242,13 +217,7 @@ class EmulatedKernels:
                     details=done.stderr.strip(),
                 )
             if not found:
-                result, position = result_path.read_bytes(), 0
-                for each in copied:
-                    if each.written:
-                        ctypes.memmove(
-                            each.address, result[position : position + each.size_bytes], each.size_bytes
-                        )
-                        position += each.size_bytes
+                _copy_back(result.read_bytes(), own)
             return found
 
     def _finding(self, name: str, report: str, schedule: str, seed: int) -> EmulatorFinding:
@@ -272,6 +241,34 @@ def _sanitizer_environment() -> dict[str, str]:
         "ASAN_OPTIONS": f"{common}:detect_leaks=0:detect_stack_use_after_return=0",
         "TSAN_OPTIONS": f"{common}:halt_on_error=1:report_thread_leaks=0",
     }
+
+
+def _request(request: _Launch, params: bytes, memories: Sequence[Memory]) -> bytes:
+    """A launch and all its memory as the process reads them, what is the same once."""
+    head = [
+        *request.grid,
+        *request.block,
+        request.shared_bytes,
+        request.schedule,
+        request.multiprocessors,
+    ]
+    parts = [struct.pack("<12IQ", *head, len(params), len(memories), 0, request.seed)]
+    numbered = list(zip(memories, _same(memories), strict=True))
+    parts += [
+        struct.pack("<Q4I", each.size_bytes, each.param_offset, each.address % _LINE, each.written, number)
+        for each, number in numbered
+    ]
+    copied = (each for each, number in numbered if not number)
+    return b"".join([*parts, params, *(ctypes.string_at(each.address, each.size_bytes) for each in copied)])
+
+
+def _copy_back(result: bytes, memories: Sequence[Memory]) -> None:
+    """What a process has written, one memory after another."""
+    position = 0
+    for each in memories:
+        if each.written:
+            ctypes.memmove(each.address, result[position : position + each.size_bytes], each.size_bytes)
+            position += each.size_bytes
 
 
 def _same(memories: Sequence[Memory]) -> list[int]:
