@@ -70,6 +70,7 @@ FORWARD: Mapping[str, Case] = {
     "random bits": Case(parts={"dropout": 0.3}),
     "statistics": Case(128, parts={"return_lse": True}),
     "heads share tiles": Case(group=4, q_len=3),
+    "heads share tiles of two consumers": Case(group=32, q_len=3),
 }
 BACKWARD: Mapping[str, Case] = {
     "causal, 64": Case(),
