@@ -47,6 +47,8 @@ class ForwardLoop:
     functions = True
     """Whether it has functions of its own."""
 
+    # ------------------------------------------------------------------------------------ where a block works
+
     @property
     def grid_axes(self) -> tuple[Axis, ...]:
         """Axes of which a block has one position."""
@@ -84,6 +86,33 @@ class ForwardLoop:
         return self.scope.kernel.stage.walk
 
     @property
+    def part_axis(self) -> Axis | None:
+        """The axis along which blocks take the tiles of a walk in turn."""
+        return self.scope.kernel.stage.parts
+
+    @property
+    def near_axes(self) -> tuple[Axis, ...]:
+        """Axes of which some positions together have what the L2 cache is to hold: the first of the grid, up
+        to the last that an operand of the walk has. Empty where that does not matter."""
+        if not self.scope.kernel.near or self.even:
+            return ()
+        axes = axes_along(self.scope.kernel.stage)
+        count = max((i + 1 for i, axis in enumerate(self.grid_axes) if axis in axes), default=0)
+        return self.grid_axes[:count]
+
+    @property
+    def once_a_warp(self) -> bool:
+        """Whether where a block works is kept once for all threads of a warp."""
+        return self.scope.kernel.tiling == "fragments"
+
+    @property
+    def has_block(self) -> bool:
+        """Whether anything is the same for a block and not for all."""
+        return bool(self.grid_axes or self.row_axis or self.scope.fields(BLOCK))
+
+    # --------------------------------------------------------------------------------------- rows and columns
+
+    @property
     def row_name(self) -> str:
         """What a row's position is called."""
         return axis_name(self.row_axis) if self.row_axis is not None else ""
@@ -102,6 +131,11 @@ class ForwardLoop:
     def positions(self) -> str:
         """Positions of the row axis that a block owns."""
         return block_name(self.row_axis) if self.row_axis is not None else self.own
+
+    @property
+    def walk(self) -> str:
+        """Columns of a tile."""
+        return block_name(self.walk_axis)
 
     @property
     def shared(self) -> bool:
@@ -125,16 +159,6 @@ class ForwardLoop:
         return not any(walk.loop.ranges or walk.loop.skip for walk in self.walks)
 
     @property
-    def near_axes(self) -> tuple[Axis, ...]:
-        """Axes of which some positions together have what the L2 cache is to hold: the first of the grid, up
-        to the last that an operand of the walk has. Empty where that does not matter."""
-        if not self.scope.kernel.near or self.even:
-            return ()
-        axes = axes_along(self.scope.kernel.stage)
-        count = max((i + 1 for i, axis in enumerate(self.grid_axes) if axis in axes), default=0)
-        return self.grid_axes[:count]
-
-    @property
     def guards_rows(self) -> bool:
         """Whether some rows of a block may not be there."""
         return self.row_axis is not None or self.one_row
@@ -145,34 +169,9 @@ class ForwardLoop:
         return False
 
     @property
-    def once_a_warp(self) -> bool:
-        """Whether where a block works is kept once for all threads of a warp."""
-        return self.scope.kernel.tiling == "fragments"
-
-    @property
-    def walk(self) -> str:
-        """Columns of a tile."""
-        return block_name(self.walk_axis)
-
-    @property
-    def has_block(self) -> bool:
-        """Whether anything is the same for a block and not for all."""
-        return bool(self.grid_axes or self.row_axis or self.scope.fields(BLOCK))
-
-    @property
     def masks_rows(self) -> bool:
         """Whether a mask is of rows that are not there as well."""
         return False
-
-    @property
-    def column_read(self) -> str:
-        """What is known of a thread's column ``c`` of a tile."""
-        return "columns[c]"
-
-    @property
-    def products(self) -> bool:
-        """Whether any walk has one."""
-        return any(walk.products for walk in self.walks)
 
     @property
     def by_sets(self) -> bool:
@@ -185,29 +184,19 @@ class ForwardLoop:
         return groups(tiles_of(self.scope.kernel)) if self.scope.kernel.tiling == "fragments" else 1
 
     @property
-    def sum_rows(self) -> str:
-        """Rows of which a thread has a share of weighted sums."""
-        return "ROWS"
+    def column_read(self) -> str:
+        """What is known of a thread's column ``c`` of a tile."""
+        return "columns[c]"
 
-    @property
-    def summed(self) -> str:
-        """The rows of a thread whose weighted sums it has."""
-        return "rows" if self.sum_rows == "ROWS" else "sums"
+    def length(self, axis: Axis) -> str:
+        """The length of an axis in the text."""
+        return self.scope.length(axis)
 
-    @property
-    def sums(self) -> list[str]:
-        """Weighted sums that are no part of a row: what functions on results take beside the rows."""
-        return []
+    def count(self, axes: Sequence[Axis], *others: str) -> str:
+        """How many positions some axes have together, times ``others``."""
+        return " * ".join([*others, *map(self.length, axes)])
 
-    @property
-    def held_in_part(self) -> bool:
-        """Whether registers have the first columns of rows, but not all."""
-        kernel = self.scope.kernel
-        return 0 < kernel.held < max((tile.width for tile in self.own_shared), default=0)
-
-    def held_of(self, tile: TileText) -> str:
-        """Of how many columns of a tile of rows registers have the fragments."""
-        return str(self.scope.kernel.held) if self.held_in_part else tile.width
+    # -------------------------------------------------------------------------------------------------- tiles
 
     @property
     def own_shared(self) -> list[SharedTile]:
@@ -226,35 +215,14 @@ class ForwardLoop:
         return all(tile.pitch == tile.width and (tile.width > LINE or not asked) for tile in own)
 
     @property
-    def quads(self) -> bool:
-        """Whether lanes exchange results before they store them."""
-        return bool(self.feature_outputs) and all(outputs.eights for outputs in self.feature_outputs)
+    def held_in_part(self) -> bool:
+        """Whether registers have the first columns of rows, but not all."""
+        kernel = self.scope.kernel
+        return 0 < kernel.held < max((tile.width for tile in self.own_shared), default=0)
 
-    def outputs_of(self, level: None) -> tuple[StoresText, ...]:
-        """What is written by feature, of a level where they are made apart."""
-        return self.feature_outputs
-
-    def stores_of(self, level: None) -> list[StoreText]:
-        """All that is written of it."""
-        return self.all_outputs
-
-    def number_of(self, level: None) -> str:
-        """What is put behind the names of its functions."""
-        return ""
-
-    @property
-    def all_outputs(self) -> list[StoreText]:
-        """What is written after the last walk."""
-        groups = [*([self.row_outputs] if self.row_outputs else []), *self.feature_outputs]
-        return [store for group in groups for store in group.stores]
-
-    def length(self, axis: Axis) -> str:
-        """The length of an axis in the text."""
-        return self.scope.length(axis)
-
-    def count(self, axes: Sequence[Axis], *others: str) -> str:
-        """How many positions some axes have together, times ``others``."""
-        return " * ".join([*others, *map(self.length, axes)])
+    def held_of(self, tile: TileText) -> str:
+        """Of how many columns of a tile of rows registers have the fragments."""
+        return str(self.scope.kernel.held) if self.held_in_part else tile.width
 
     def first_of(self, tile: TileText) -> str:
         """The position of a tile's first row; of rows of a group, its number in the block."""
@@ -272,6 +240,53 @@ class ForwardLoop:
             left = f"{self.length(tile.row_axis)} - block.{self.row_axis}_start"
             return f"minimum({self.positions}, {left}) * {self.length(GROUP_AXIS)}"
         return self.length(tile.row_axis) if tile.row_axis is not None else "1"
+
+    # --------------------------------------------------------------------------------------- sums and results
+
+    @property
+    def products(self) -> bool:
+        """Whether any walk has one."""
+        return any(walk.products for walk in self.walks)
+
+    @property
+    def sum_rows(self) -> str:
+        """Rows of which a thread has a share of weighted sums."""
+        return "ROWS"
+
+    @property
+    def summed(self) -> str:
+        """The rows of a thread whose weighted sums it has."""
+        return "rows" if self.sum_rows == "ROWS" else "sums"
+
+    @property
+    def sums(self) -> list[str]:
+        """Weighted sums that are no part of a row: what functions on results take beside the rows."""
+        return []
+
+    @property
+    def all_outputs(self) -> list[StoreText]:
+        """What is written after the last walk."""
+        groups = [*([self.row_outputs] if self.row_outputs else []), *self.feature_outputs]
+        return [store for group in groups for store in group.stores]
+
+    @property
+    def quads(self) -> bool:
+        """Whether lanes exchange results before they store them."""
+        return bool(self.feature_outputs) and all(outputs.eights for outputs in self.feature_outputs)
+
+    def outputs_of(self, level: None) -> tuple[StoresText, ...]:
+        """What is written by feature, of a level where they are made apart."""
+        return self.feature_outputs
+
+    def stores_of(self, level: None) -> list[StoreText]:
+        """All that is written of it."""
+        return self.all_outputs
+
+    def number_of(self, level: None) -> str:
+        """What is put behind the names of its functions."""
+        return ""
+
+    # --------------------------------------------------------------------------------------- what a step says
 
     def update_parameters(self, walk: WalkText) -> list[str]:
         """What the functions of a walk's tile may take."""
@@ -320,6 +335,21 @@ class ForwardLoop:
         """Whether ``text`` says ``name`` by itself, not as a member."""
         return re.search(rf"(?<![.\w]){name}\b", text) is not None
 
+    def known_after(self, walk: WalkText, cut: int) -> list[Statement]:
+        """Values of a row that the elements of phase ``cut`` or of a later one read, and earlier ones too."""
+        later = walk.phases[cut + 1 :]
+        texts = [self.text_of(phase, walk, first=False) for phase in walk.phases[cut:]]
+        texts += [s.text for phase in later for s in phase.row]
+        texts += [state.rescale or "" for phase in later for state in phase.states]
+        known: list[Statement] = []
+        for statement in reversed([s for phase in walk.phases[: cut + 1] for s in phase.row]):
+            if statement.kind == "local" and self.says(statement.target, "\n".join(texts)):
+                known.insert(0, statement)
+                texts.append(statement.text)
+        return known
+
+    # ------------------------------------------------------------------------------------- maxima that change
+
     def kept(self, walk: WalkText) -> str:
         """Whether all maxima that may lag behind are what they were; empty where none may."""
         lagging = [state.name for phase in walk.phases for state in phase.states if state.slack is not None]
@@ -352,18 +382,7 @@ class ForwardLoop:
         states = walk.phases[phases[0]].states
         return phases[0] if {state.rescale for state in states if state.rescale} <= of_sums else None
 
-    def known_after(self, walk: WalkText, cut: int) -> list[Statement]:
-        """Values of a row that the elements of phase ``cut`` or of a later one read, and earlier ones too."""
-        later = walk.phases[cut + 1 :]
-        texts = [self.text_of(phase, walk, first=False) for phase in walk.phases[cut:]]
-        texts += [s.text for phase in later for s in phase.row]
-        texts += [state.rescale or "" for phase in later for state in phase.states]
-        known: list[Statement] = []
-        for statement in reversed([s for phase in walk.phases[: cut + 1] for s in phase.row]):
-            if statement.kind == "local" and self.says(statement.target, "\n".join(texts)):
-                known.insert(0, statement)
-                texts.append(statement.text)
-        return known
+    # ------------------------------------------------------------------------------------ the loop over tiles
 
     def loop_first(self, walk: WalkText) -> str:
         """The first position of the first tile."""
@@ -376,18 +395,6 @@ class ForwardLoop:
         own = f"block.{self.part_axis} * {block}"
         return own if begin == "0" else f"{begin} + {own}"
 
-    @property
-    def part_axis(self) -> Axis | None:
-        """The axis along which blocks take the tiles of a walk in turn."""
-        return self.scope.kernel.stage.parts
-
-    def _next_of_ranges(self, start: str) -> str:
-        """The first tile from ``start`` on that lies in one of several ranges."""
-        if self.part_axis is None:
-            return f"next_tile<{self.walk}>(begin, end, {start})"
-        part, parts = f"block.{self.part_axis}", self.length(self.part_axis)
-        return f"next_tile_of<{self.walk}>(begin, end, {start}, {part}, {parts})"
-
     def loop_end(self, walk: WalkText) -> str:
         """Where the tiles of a walk end."""
         return f"{self.walk_axis}_end" if len(walk.loop.ranges) == 1 else walk.loop.length
@@ -397,11 +404,6 @@ class ForwardLoop:
         if len(walk.loop.ranges) > 1:
             return self._next_of_ranges(f"{walk.loop.start} + {self.walk}")
         return f"{walk.loop.start} + {self.to_next}"
-
-    @property
-    def to_next(self) -> str:
-        """Columns from a tile of the one range to the next."""
-        return self.walk if self.part_axis is None else f"{self.length(self.part_axis)} * {self.walk}"
 
     def loop_step(self, walk: WalkText) -> str:
         """The step of a loop over the tiles."""
@@ -414,6 +416,18 @@ class ForwardLoop:
         """The first tile from ``start`` on that is not skipped."""
         return f"find({start})" if walk.loop.skip else start
 
+    def _next_of_ranges(self, start: str) -> str:
+        """The first tile from ``start`` on that lies in one of several ranges."""
+        if self.part_axis is None:
+            return f"next_tile<{self.walk}>(begin, end, {start})"
+        part, parts = f"block.{self.part_axis}", self.length(self.part_axis)
+        return f"next_tile_of<{self.walk}>(begin, end, {start}, {part}, {parts})"
+
+    @property
+    def to_next(self) -> str:
+        """Columns from a tile of the one range to the next."""
+        return self.walk if self.part_axis is None else f"{self.length(self.part_axis)} * {self.walk}"
+
     def full(self, walk: WalkText) -> str:
         """Whether every element of a tile counts."""
         inside = f"{walk.loop.start} + {self.walk} <= {walk.loop.length}"
@@ -424,6 +438,8 @@ class ForwardLoop:
         loop = walk.loop
         texts = [*(s.text for s in loop.tile), loop.skip or "", loop.full or ""]
         return any(re.search(rf"\b{loop.last}\b", text) for text in texts)
+
+    # ------------------------------------------------------------------------------------------------ structs
 
     def block_members(self, text: str) -> list[Variable]:
         """Fields of a block that ``text`` says."""
