@@ -21,7 +21,7 @@ class Visits(RolesText):
         return bool(walk.loop.skip) or len(walk.loop.ranges) > 1
 
     def seeks(self, walk: WalkText) -> bool:
-        """Whether what is known of each tile decides that: a warp looks at many tiles at once."""
+        """Whether what is known of each tile alone decides that: a warp looks at many tiles at once."""
         return bool(walk.loop.skip) and len(walk.loop.ranges) < 2
 
     @property
@@ -32,8 +32,6 @@ class Visits(RolesText):
 
     def upward(self, walk: WalkText) -> bool:
         """Whether the first tile comes first: where values fall along the walk, maxima change least then."""
-        if self.searches(walk):
-            return False
         states = self.scope.kernel.stage.walks[self.walks.index(walk)].states
         return self.ascends or any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
 
