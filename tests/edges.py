@@ -279,6 +279,29 @@ def test_gradients_of_a_table_read_at_one_place(device: str, deterministic: bool
     assert found[-1][1] == 0
 
 
+@pytest.mark.parametrize(("family", "additive"), [("sm80", True), ("sm90", False)])
+def test_gradients_of_what_masked_scores_are_multiplied_by(device: str, family: str, additive: bool) -> None:
+    """-inf times a gradient that is 0."""
+    need(device, family)
+    given = wanting(tensors(device, torch.bfloat16, head_dim=64))
+    heat = torch.tensor(1.5, device=device).requires_grad_()
+    dividing = fg.temperature(heat)
+    if additive:
+        held = fg.capture(torch.full((70, 70), -math.inf, device=device).triu(1), "q kv")
+        score = [lambda s: s + held, dividing]
+    else:
+        score = [lambda s: fg.where(fg.kv <= fg.q, s, -fg.inf), dividing]
+    require_right(given, gradients(given, [heat], family=family, score=score), score=score)
+
+
+def test_gradients_of_scores_that_are_no_numbers_where_masked(device: str) -> None:
+    """s exp(s) of -inf: elements that do not count are no weights of 0 then, and are asked one by one."""
+    need(device, "sm90")
+    given = wanting(tensors(device, torch.bfloat16, head_dim=64))
+    parts: dict[str, Any] = {"mask": fg.causal(), "score": lambda s: s * fg.exp(0.1 * s)}
+    require_right(given, gradients(given, family="sm90", **parts), **parts)
+
+
 @pytest.mark.parametrize("kept", [-3e38, -1e30, -65504.0])
 def test_a_masked_key_loses_to_any_finite_score(device: str, kept: float) -> None:
     given = tensors(device, q_len=5)

@@ -168,12 +168,12 @@ def _(node: Map, gradient: Node) -> Iterator[_Part]:
             yield arg, gradient, ONE
     elif op == "mul":
         x, y = args
-        yield x, gradient, y
-        yield y, gradient, x
+        yield x, gradient, _counted(y)
+        yield y, gradient, _counted(x)
     elif op in ("div", "quotient"):
         x, y = args
         yield x, ir.rebuild(node, (gradient, y)), ONE
-        yield y, ir.neg(gradient), ir.rebuild(node, (node, y))
+        yield y, ir.neg(gradient), ir.rebuild(node, (_counted(node), y))
     elif op == "where":
         condition, x, y = args
         yield x, ir.where(condition, gradient, ZERO), ONE
@@ -187,6 +187,20 @@ def _(node: Map, gradient: Node) -> Iterator[_Part]:
         yield args[0], _chosen(op, args[0], gradient), ONE
     elif op not in ("floor", "to_float"):
         yield args[0], gradient, _slope(node, args[0])
+
+
+def _counted(x: Node) -> Node:
+    """``x``, and 0 where a mask or what a table adds makes it -inf: a gradient is 0 there, and stays 0."""
+    if not isinstance(x, Map) or x.kind != "float":
+        return x
+    if x.op == "where":
+        condition, *chosen = x.args
+        return ir.where(condition, *(ZERO if arg is MINUS_INF else _counted(arg) for arg in chosen))
+    if x.op == "add" and any(isinstance(arg, Input | Load) for arg in x.args):
+        return ir.where(ir.lt(MINUS_INF, x), x, ZERO)
+    if x.op in ("add", "mul", "div", "quotient", "neg"):
+        return ir.rebuild(x, tuple(_counted(arg) for arg in x.args))
+    return x
 
 
 def _chosen(op: str, x: Node, gradient: Node) -> Node:

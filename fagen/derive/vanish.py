@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from fagen.derive.signs import positive
 from fagen.ir import graph as ir
@@ -51,6 +52,29 @@ def limits(x: Node) -> Node:
     return done[x]
 
 
+_FINITE, _INFINITE, _NAN = range(3)
+_BOUNDED = frozenset(("exp", "exp2", "tanh", "tanh_fast", "erf", "finite"))
+"""What is finite where its operand is -inf, as that of a weight may be."""
+_worst: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
+
+
+def _worst_of(x: Node) -> int:
+    """The worst that the constants in ``x`` may make of it: infinite, or no number."""
+    found = _worst.get(x)
+    if found is None:
+        if isinstance(x, Const):
+            found = _NAN if x.value != x.value else _INFINITE if math.isinf(x.value) else _FINITE
+        elif isinstance(x, Map) and x.kind == "float":
+            operands = x.args[1:] if x.op == "where" else x.args
+            found = max(map(_worst_of, operands))
+            if x.op in _BOUNDED and found == _INFINITE:
+                found = _FINITE
+        else:
+            found = _FINITE
+        _worst[x] = found
+    return found
+
+
 def _limit(node: Node, args: tuple[Node, ...]) -> Node:
     op = node.op if isinstance(node, Map) else ""
     infinite = [
@@ -58,11 +82,11 @@ def _limit(node: Node, args: tuple[Node, ...]) -> Node:
     ]
     if op == "quotient" and args[1] is ZERO:
         return ZERO
-    if op in ("mul", "div", "quotient") and args[0] is ZERO and not infinite:
+    if op in ("mul", "div", "quotient") and args[0] is ZERO and _worst_of(args[1]) == _FINITE:
         return ZERO
-    if op == "mul" and args[1] is ZERO and not infinite:
+    if op == "mul" and args[1] is ZERO and _worst_of(args[0]) == _FINITE:
         return ZERO
-    if op in ("div", "quotient") and args[1] in infinite and args[0] not in infinite:
+    if op in ("div", "quotient") and args[1] in infinite and _worst_of(args[0]) == _FINITE:
         return ZERO
     if op == "quotient" and all(isinstance(arg, Const) for arg in args):
         return ir.div(*args)
