@@ -729,6 +729,7 @@ _AS_VALUE: Mapping[str, tuple[str, CType]] = {
     "int32": ("{}", "int32"),
     "int64": ("{}", "int64"),
     "bool": ("{}", "bool"),
+    "fp64": ("to_float({})", "float"),
     "exact": ("to_float({})", "float"),
 }
 """How a value in memory is turned into what is computed with, and its type then."""

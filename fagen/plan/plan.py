@@ -16,7 +16,7 @@ from fagen.ir.graph import Axis, Graph, Input, Node
 
 GROUP_AXIS: Axis = "g"
 
-Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool", "uint8", "exact"]
+Storage: TypeAlias = Literal["fp32", "fp16", "bf16", "int32", "int64", "bool", "uint8", "fp64", "exact"]
 """How the elements of a tensor lie in memory; a bool is one byte, ``exact`` the struct of a header."""
 
 STORAGE_BYTES: Mapping[Storage, int] = {
@@ -27,6 +27,7 @@ STORAGE_BYTES: Mapping[Storage, int] = {
     "int64": 8,
     "bool": 1,
     "uint8": 1,
+    "fp64": 8,
     "exact": 65 * 8,
 }
 

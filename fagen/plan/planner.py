@@ -22,7 +22,16 @@ from fagen.plan.arch import FAMILIES, PLAIN, Arch, arch_for
 from fagen.plan.cost import Model, buffer_lives, near_positions
 from fagen.plan.plan import Buffer, KernelPlan, Plan, Problem, Rejected, Schedule, Storage, turns_of
 from fagen.plan.prepare import prepare
-from fagen.plan.profile import LOOPS, Profile, is_twofold, output_storages, profile, range_of, stage_roots
+from fagen.plan.profile import (
+    LOOPS,
+    Profile,
+    is_16_bit,
+    is_twofold,
+    output_storages,
+    profile,
+    range_of,
+    stage_roots,
+)
 from fagen.plan.space import CHUNK, FRAGMENT, ON_TENSOR_CORES, Tiles, shared_tiles
 from fagen.plan.tiling import (
     Ranked,
@@ -471,9 +480,11 @@ def _axes(stages: Iterable[Stage]) -> list[Axis]:
 def _buffers(stages: Sequence[Stage], choices: Sequence[_Choice], problem: Problem) -> tuple[Buffer, ...]:
     """Memory between kernels: what one stage stores and later ones read, in the order it is written.
 
-    What warps add from their registers lies as they have it. Where the same bits are asked for, what is added
-    to in no order is exact.
+    What warps add from their registers lies as they have it. What is added at places of a table, in no fixed
+    order, is summed exactly where the same bits are asked for, and in fp64 for tensors of fp32: one after the
+    other, hundreds of numbers would round by more than in parts.
     """
+    summed: Storage = "exact" if problem.deterministic else "fp32" if is_16_bit(problem) else "fp64"
     found: list[Buffer] = []
     partials = {each.name for stage in stages for walk in stage.walks for each in walk.partials}
     read_until: dict[int, int] = {}
@@ -481,8 +492,7 @@ def _buffers(stages: Sequence[Stage], choices: Sequence[_Choice], problem: Probl
         if _adds_to(stages[written], node.name):
             sides = _piece(stages[written], node.name) if choices[written].schedule == "backward_loop" else {}
             tiles = tuple(sides.get(axis, 1) for axis in node.layout) if sides else ()
-            scattered = node.name not in partials
-            storage: Storage = "exact" if problem.deterministic and scattered else "fp32"
+            storage: Storage = summed if node.name not in partials else "fp32"
             found.append(Buffer(node.name, node.layout, storage, None, tiles, zeroed=True, whole=bool(sides)))
             continue
         free = (i for i, until in read_until.items() if until < written and found[i].axes == node.axes)

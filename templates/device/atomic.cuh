@@ -1,6 +1,6 @@
 // atomic.cuh: what blocks of one launch share through global memory.
 //
-//   atomic_add(pointer, x)            fp32 sum, in no fixed order
+//   atomic_add(pointer, x)            sum in fp32 or fp64, in no fixed order
 //   atomic_add_four(holds, pointer, x)  the same for four neighbours where `holds`, without a branch; the address is a
 //                                     multiple of 16 bytes
 //   fetch_next(counter)               adds 1 to an int32 counter and gives its value before
@@ -16,6 +16,10 @@
 
 __device__ __forceinline__ void atomic_add(float* to, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
+
+__device__ __forceinline__ void atomic_add(double* to, float x) {
+  asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(static_cast<double>(x)) : "memory");
 }
 
 __device__ __forceinline__ void atomic_add_four(bool holds, float* to, const Vec<float, 4>& x) {

@@ -1,8 +1,8 @@
 // types.cuh: storage types, their exact conversions, and vector access to global memory.
 //
 //   int32 int64 uint8 uint32 uint64   fixed-width integers
-//   fp16 bf16 fp32                 storage types; arithmetic is done in float
-//   to_float(x)                    exact; from fp16, bf16, fp32
+//   fp16 bf16 fp32 fp64            storage types; arithmetic is done in float
+//   to_float(x)                    exact from fp16, bf16, fp32; rounded from fp64
 //   from_float<T>(x)               round to nearest even; a NaN becomes 0x7fff
 //   Known<VALUE>                   a truth value known when the kernel is compiled, as an argument: known.value
 //   Vec<T, N>                      N elements in at most 16 bytes, aligned to its size; v[i]
@@ -26,9 +26,14 @@ struct bf16 {
 };
 
 using fp32 = float;
+using fp64 = double;
 
 __device__ __forceinline__ float to_float(fp32 x) {
   return x;
+}
+
+__device__ __forceinline__ float to_float(fp64 x) {
+  return static_cast<float>(x);
 }
 
 __device__ __forceinline__ float to_float(fp16 x) {

@@ -12,6 +12,14 @@ inline void atomic_add(float* to, float x) {
   }
 }
 
+inline void atomic_add(double* to, float x) {
+  double seen, sum;
+  __atomic_load(to, &seen, __ATOMIC_RELAXED);
+  do {
+    sum = seen + x;
+  } while (!__atomic_compare_exchange(to, &seen, &sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
 inline void atomic_add_four(bool holds, float* to, const Vec<float, 4>& x) {
   for (int i = 0; holds && i < 4; ++i) atomic_add(to + i, x[i]);
 }

@@ -19,6 +19,7 @@ struct bf16 {
 };
 
 using fp32 = float;
+using fp64 = double;
 
 inline uint32 bits_of(float x) {
   uint32 bits;
@@ -34,6 +35,10 @@ inline float float_of(uint32 bits) {
 
 inline float to_float(fp32 x) {
   return x;
+}
+
+inline float to_float(fp64 x) {
+  return static_cast<float>(x);
 }
 
 inline float to_float(fp16 x) {

@@ -199,10 +199,16 @@ def test_a_gathered_table_is_added_to_exactly_where_an_order_is_asked_for():
         s = fg.dot(q, k, over="d") + table[fg.minimum(abs(fg.q - fg.kv), 7)]
         return fg.dot(s, k, over="kv")
 
-    for deterministic in (False, True):
-        kernel = fg.compile(far.options(deterministic=deterministic), head_dim=16, direction="backward")
+    for deterministic, dtype, storage in (
+        (False, "bf16", "fp32"),
+        (False, "fp32", "fp64"),  # as exact as sums in parts
+        (True, "bf16", "exact"),
+        (True, "fp32", "exact"),
+    ):
+        program = far.options(deterministic=deterministic)
+        kernel = fg.compile(program, head_dim=16, dtype=dtype, direction="backward")
         (added,) = (buffer for buffer in kernel.plan.buffers if buffer.zeroed)
-        assert added.storage == ("exact" if deterministic else "fp32")
+        assert added.storage == storage
         assert ('#include "exact.cuh"' in kernel.source) == deterministic
 
 

@@ -145,11 +145,14 @@ extern "C" __global__ void exchanges(const __grid_constant__ Arrays p) {
   });
 }
 
-// result[0] sums x in fp32; result[1] counts the threads; result[2 + i] says that number i was given out.
+// result[0] sums x in fp32 and the last two in fp64; result[1] counts the threads; result[2 + i] says that number i was
+// given out.
 extern "C" __global__ void atomics(const __grid_constant__ Arrays p) {
   const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < p.count) {
-    atomic_add(static_cast<float*>(p.result), static_cast<const float*>(p.x)[i]);
+    const float x = static_cast<const float*>(p.x)[i];
+    atomic_add(static_cast<float*>(p.result), x);
+    atomic_add(reinterpret_cast<double*>(static_cast<float*>(p.result) + 2 + p.count), x);
     const int32 number = fetch_next(static_cast<int32*>(p.result) + 1);
     static_cast<int32*>(p.result)[2 + number] = 1;
   }
