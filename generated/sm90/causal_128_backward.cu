@@ -591,6 +591,7 @@ namespace backward_1_roles_ {
       prefetch(p.V_map);
       prefetch(p.Q_map);
       prefetch(p.dO_map);
+      // of so many readers, and one writer
       for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).init(8);
       for (int group = 0; group < CONSUMERS; ++group) buffer<Pipe<1>>(LATE_PIPE_AT, group).init(4);
       Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS, 2);
@@ -604,16 +605,16 @@ namespace backward_1_roles_ {
     const int group = warpgroup();
     if (group == CONSUMERS) {
       shrink_registers<32>();
-      if (threadIdx.x % 128 < 32 && elect_one()) produce(p);
-      if (threadIdx.x % 128 / 32 == 1) produce_values(p);
-      if (threadIdx.x % 128 / 32 == 3 && elect_one()) produce_late(p);
-      if (threadIdx.x % 128 / 32 == 2 && elect_one()) send_parts(p);
+      if (threadIdx.x % 128 < 32 && elect_one()) produce(p);            // has tiles copied
+      if (threadIdx.x % 128 / 32 == 1) produce_values(p);               // reads what is known of columns
+      if (threadIdx.x % 128 / 32 == 3 && elect_one()) produce_late(p);  // has rows copied that are read last
+      if (threadIdx.x % 128 / 32 == 2 && elect_one()) send_parts(p);    // has parts added to memory
     } else if (group > CONSUMERS) {
       shrink_registers<64>();
-      add_parts(p);
+      add_parts(p);  // multiplies what consumers hand over
     } else {
       grow_registers<208>();
-      consume(p, group);
+      consume(p, group);  // multiplies and sums, tile by tile
     }
   }
 }

@@ -634,7 +634,7 @@ namespace backward_1_roles_ {
       prefetch(p.V_map);
       prefetch(p.dO_map);
       prefetch(p.Q_map);
-      RowPipe(ROW_PIPE_AT).init(12);
+      RowPipe(ROW_PIPE_AT).init(12);  // of so many readers, and one writer
       Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS, 2);
       Pipe<VISITS>(VISIT_PIPE_AT).init(1);
       Pipe<HANDED>(HAND_PIPE_AT).init(4, 4);
@@ -647,15 +647,15 @@ namespace backward_1_roles_ {
     const int group = warpgroup();
     if (group == CONSUMERS) {
       shrink_registers<32>();
-      if (threadIdx.x % 128 < 32 && elect_one()) produce(p);
-      if (threadIdx.x % 128 / 32 == 1) produce_values(p);
-      if (threadIdx.x % 128 / 32 == 2 && elect_one()) send_parts(p);
+      if (threadIdx.x % 128 < 32 && elect_one()) produce(p);          // has tiles copied
+      if (threadIdx.x % 128 / 32 == 1) produce_values(p);             // reads what is known of columns
+      if (threadIdx.x % 128 / 32 == 2 && elect_one()) send_parts(p);  // has parts added to memory
     } else if (group > CONSUMERS) {
       shrink_registers<64>();
-      add_parts(p);
+      add_parts(p);  // multiplies what consumers hand over
     } else {
       grow_registers<208>();
-      group == 0 ? consume0(p) : consume1(p);
+      group == 0 ? consume0(p) : consume1(p);  // multiplies and sums, tile by tile
     }
   }
 }

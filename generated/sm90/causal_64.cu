@@ -371,6 +371,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     prefetch(p.K_map);
     prefetch(p.V_map);
     prefetch(p.O_map);
+    // of so many readers, and one writer
     for (int group = 0; group < CONSUMERS; ++group) buffer<RowPipe>(ROW_PIPE_AT, group).init(1);
     Pipe<STAGES>(COLUMN_PIPE_AT).init(4 * CONSUMERS);
     Pipe<STAGES>(SUM_PIPE_AT).init(4 * CONSUMERS);
@@ -380,9 +381,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   const int group = warpgroup();
   if (group == CONSUMERS) {
     shrink_registers<32>();
-    if (threadIdx.x % 128 < 32 && elect_one()) produce(p);
+    if (threadIdx.x % 128 < 32 && elect_one()) produce(p);  // has tiles copied
   } else {
     grow_registers<160>();
-    consume(p, group);
+    consume(p, group);  // multiplies and sums, tile by tile
   }
 }
