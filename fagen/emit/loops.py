@@ -147,26 +147,59 @@ class _Loop:
 
     def find(self, searches: Sequence[Search]) -> None:
         """How many elements of sorted rows lie below values."""
-        values = [self.code(search.value) for search in searches]
-        said = self.scope.split([(value, ELEMENT) for value in values])
+        codes = [self.code(search.value) for search in searches]
+        said = self.scope.split([(code, ELEMENT) for code in codes])
         self.before += said.at(BEFORE)
-        tests = []
-        for search, value in zip(searches, values, strict=True):
-            sign = "<" if search.side == "left" else "<="
-            tests.append(f"[&](int i) {{ return {self.element(search)} {sign} {said.text(value, SUM)}; }}")
-        lengths = [self.scope.length(search.table.layout[-1]) for search in searches]
-        if not self.by_warp:
-            for search, length, test in zip(searches, lengths, tests, strict=True):
-                found = self.scope.codes.leaf(f"partition_point({length}, {test})", "int32", BEFORE)
-                self.name(search.symbol, found)
-        elif searches:
-            places = f"Places<{len(searches)}>"
-            arguments = [f"{places}{{{', '.join(lengths)}}}", *tests]
-            text = f"partition_points({', '.join(arguments)})"
-            name = self.scope.splitter.names.unique("found")
-            self.before.append(Statement("local", Variable(places, name), name, text))
-            for number, search in enumerate(searches):
-                self.leaves[search.symbol] = self.scope.codes.leaf(f"{name}[{number}]", "int32", BEFORE)
+        values = {search: said.text(code, SUM) for search, code in zip(searches, codes, strict=True)}
+        if self.by_warp:
+            self.find_together(values)
+            return
+        for search, value in values.items():
+            text = f"partition_point({self.length(search)}, {self.test(search, value)})"
+            self.name(search.symbol, self.scope.codes.leaf(text, "int32", BEFORE))
+
+    def find_together(self, values: Mapping[Search, str]) -> None:
+        """The same by all threads of a warp.
+
+        What is asked again of a row, for another value, is only looked for where that is another: the first
+        and the last row of a block most often ask for the same.
+        """
+        first: dict[tuple[object, ...], Search] = {}
+        for search in values:
+            first.setdefault((search.table, search.fixed, search.side), search)
+        again = {
+            search: first[search.table, search.fixed, search.side]
+            for search in values
+            if search not in first.values()
+        }
+        if first:
+            self.ask({search: values[search] for search in first.values()})
+        if again:
+            found = ", ".join(self.leaves[other.symbol].form for other in again.values())
+            pairs = (sorted((values[search], values[other])) for search, other in again.items())
+            same = " && ".join(dict.fromkeys(" == ".join(pair) for pair in pairs))
+            unless = f"{same} ? Places<{len(again)}>{{{found}}} : "
+            self.ask({search: values[search] for search in again}, unless)
+
+    def ask(self, values: Mapping[Search, str], unless: str = "") -> None:
+        """A statement that finds the places of ``values``; ``unless`` says where they are known."""
+        places = f"Places<{len(values)}>"
+        lengths = f"{places}{{{', '.join(map(self.length, values))}}}"
+        tests = [self.test(search, value) for search, value in values.items()]
+        text = f"{unless}partition_points({', '.join([lengths, *tests])})"
+        name = self.scope.splitter.names.unique("found")
+        self.before.append(Statement("local", Variable(places, name), name, text))
+        for number, search in enumerate(values):
+            self.leaves[search.symbol] = self.scope.codes.leaf(f"{name}[{number}]", "int32", BEFORE)
+
+    def length(self, search: Search) -> str:
+        """The length of the row that is searched."""
+        return self.scope.length(search.table.layout[-1])
+
+    def test(self, search: Search, value: str) -> str:
+        """Whether element i of the row comes before the place of ``value``."""
+        sign = "<" if search.side == "left" else "<="
+        return f"[&](int i) {{ return {self.element(search)} {sign} {value}; }}"
 
     def element(self, search: Search) -> str:
         """Element i of a sorted row."""

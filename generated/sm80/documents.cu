@@ -190,9 +190,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   // Tiles that may have an element with  captured[b, kv] == captured[b, q] and kv <= q
   const int table0_value = block.table0[clamp_index(block.q_last, p.table0_i0_size) * p.table0_i0];
   const int table0_value_0 = block.table0[clamp_index(block.q_start, p.table0_i0_size) * p.table0_i0];
-  const Places<4> found = partition_points(Places<4>{p.i0_len, p.i0_len, p.i0_len, p.i0_len},
+  const Places<2> found = partition_points(Places<2>{p.i0_len, p.i0_len},
       [&](int i) { return block.table0[i * p.table0_i0] <= table0_value; },
-      [&](int i) { return block.table0[i * p.table0_i0] < table0_value_0; },
+      [&](int i) { return block.table0[i * p.table0_i0] < table0_value_0; });
+  const Places<2> found_0 = table0_value == table0_value_0 ? Places<2>{found[1], found[0]}
+      : partition_points(Places<2>{p.i0_len, p.i0_len},
       [&](int i) { return block.table0[i * p.table0_i0] < table0_value; },
       [&](int i) { return block.table0[i * p.table0_i0] <= table0_value_0; });
   const int kv_begin = found[1];
@@ -210,9 +212,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     row.inside = q < p.q_len;  // one past the end repeats the last row and is not stored
     row.q = minimum(q, p.q_len - 1);
     row.table0 = block.table0[clamp_index(row.q, p.table0_i0_size) * p.table0_i0];
-    row.kv_begin = place_between(found[1], found[2],
+    row.kv_begin = place_between(found[1], found_0[0],
         [&](int i) { return block.table0[i * p.table0_i0] < row.table0; }, p.i0_len, p.kv_len);
-    row.kv_end = place_between(found[3], found[0],
+    row.kv_end = place_between(found_0[1], found[0],
         [&](int i) { return block.table0[i * p.table0_i0] <= row.table0; }, p.i0_len, p.kv_len);
     mine = {row.kv_begin, minimum(minimum(p.kv_len, row.kv_end), row.q + 1)};
   }
