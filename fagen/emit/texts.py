@@ -103,11 +103,11 @@ class StateText:
     """Of a weighted sum on tensor cores: what a value is rounded to."""
     condition: str | None
     """Of a weighted sum: where it does not hold, the term is no part of it, whatever the guard says."""
-    slack: str | None
-    """Of a maximum: by how much it may be exceeded before it is replaced; None: not at all."""
     lost: str | None
     """Of a weighted sum: what rounding took away from it so far, and the next term makes up for."""
     equation: str
+    slack: str | None = None
+    """Of a maximum: the factor of what it may be exceeded by before it is replaced; None: it may not be."""
     part: PartText | None = None
     """Of a sum in memory, to which a tile adds its part."""
 

@@ -42,6 +42,7 @@ constexpr int BLOCK_Q = 128, BLOCK_KV = 64;  // rows of a block, columns of a ti
 constexpr int THREADS = 128, LANES = 4;  // LANES of them share a row
 constexpr int ROWS = BLOCK_Q * LANES / THREADS, COLUMNS = BLOCK_KV / LANES;  // of a tile, each thread's share
 constexpr int FEATURES = 32;  // of a weighted sum, each thread's share
+constexpr float SLACK = 5.5f;  // a free maximum may be exceeded by so much
 constexpr uint32 Q_AT = 0, K_AT = 32768, V_AT = 49152;  // where tiles lie in shared memory, in bytes
 
 // Where a block works, and what is the same for all of it.
@@ -130,9 +131,10 @@ __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUM
     const float m_old = row.m;
     row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
+    if ((row.m - m_old) * SCALE <= SLACK) row.m = m_old;
     const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
     const float x1 = power(m_old);
-    acc_rescale[r] = x1;
+    acc_rescale[r] = row.m == m_old ? 1.0f : x1;
     moved |= acc_rescale[r] != 1.0f;
   }
   if (__any_sync(FULL_WARP, moved)) {

@@ -21,6 +21,7 @@ from fagen.emit.forward.kernel import ForwardLoop
 from fagen.emit.forward.levels import PhaseBuilder, symbols_in
 from fagen.emit.forward.masks import MaskBuilder
 from fagen.emit.forward.outputs import OutputBuilder
+from fagen.emit.forward.slack import SlackBuilder
 from fagen.emit.forward.tiles import TileBuilder
 from fagen.emit.loops import loop_text
 from fagen.emit.scope import Scope, block_name
@@ -51,7 +52,7 @@ def forward_loop(scope: Scope) -> ForwardLoop:
     return LoopBuilder(scope).build()
 
 
-class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
+class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder, SlackBuilder):
     """The texts of a stage with products, walk by walk."""
 
     def build(self) -> ForwardLoop:
@@ -107,6 +108,8 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
             held = weights[terms[state]] if state.features else ""
             split = splits[levels[state]]
             texts[state] = self.state_text(number, walk, state, values[state], held, split, lower)
+        slacks = {state: self.slack(walk, state) for state in states}  # shares of all sums are known
+        texts = {state: replace(text, slack=slacks[state]) for state, text in texts.items()}
         phases = tuple(
             Phase(
                 row=splits[level].at(Place(row=True, phase=level)) if level else (),
@@ -231,7 +234,6 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
             weights=weights,
             weight=self.weight(term_of(state)[0], record) if operand is not None else "",
             condition=split.text(lower(condition), AND) if condition is not None else None,
-            slack=self.slack(state),
             lost=f"{name}_lost" if self.compensates(state) else None,
             equation=self.equation(state),
             part=self.part(state),
@@ -281,10 +283,6 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
         """How a tile is weighed from maxima as they are; None where they are looked at in every tile."""
         return None
 
-    def slack(self, state: State) -> str | None:
-        """By how much a maximum may be exceeded before it is replaced; None where it may not."""
-        return None
-
     def part(self, state: State) -> PartText | None:
         """Where a state lies that is no state of a row, but a sum in memory."""
         return None
@@ -315,6 +313,10 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
         rows = kernel.block_own // kernel.rows
         return features > scores and rows * (features + scores + BESIDE) >= MANY_REGISTERS
 
+    def may_lag(self, walk: Walk) -> bool:
+        """Whether a warp passes by the multiplication of its sums in tiles in which no maximum moves."""
+        return self.bits and self.in_parts(walk)
+
     # ---------------------------------------------------------------------------------------------- constants
 
     def constants(self) -> list[tuple[str, str, str]]:
@@ -344,6 +346,7 @@ class LoopBuilder(TileBuilder, MaskBuilder, PhaseBuilder, OutputBuilder):
             found.append(("int", ", ".join(widths), "columns of a tile in shared memory"))
         if kernel.columns > 4 and kernel.tiling == "fragments":
             found.insert(2, ("int", "GROUPS = LANES / 4", "warps that share rows"))
+        found += self.slack_constants()
         at = [f"{name} = {address}" for name, address in self.addresses.items()]
         if at:
             found.append(("uint32", ", ".join(at), "where tiles lie in shared memory, in bytes"))

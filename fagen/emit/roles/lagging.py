@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fagen.derive.invariance import free_references
-from fagen.derive.magnitudes import FP16_MAX, largest_weight
-from fagen.derive.running import old
 from fagen.derive.terms import term_of
-from fagen.derive.unscale import common_factor, differences
+from fagen.derive.unscale import differences
 from fagen.derive.walk import State, Walk
-from fagen.emit.code import ATOM, COLUMN, ELEMENT, PRODUCT, ROW, Code, Place
+from fagen.emit.code import ATOM, COLUMN, ELEMENT, ROW, Code, Place
+from fagen.emit.forward.slack import EXCEEDED, SLACK
 from fagen.emit.forward.walks import LoopBuilder
 from fagen.emit.roles.texts import LANES
 from fagen.emit.scope import Scope
@@ -20,39 +17,17 @@ from fagen.emit.texts import LaggingText, Phase, StateText
 from fagen.ir import graph as ir
 from fagen.ir.graph import ONE, Map, Node
 
-_SLACK, _EXCEEDED = 5.5, 245.0
-"""A free maximum stays as long as it is exceeded by no more, and what such powers are at most."""
-
 
 class LaggingBuilder(LoopBuilder):
     """Free maxima, and where a tile is weighed without looking at them."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self.room = self.room_of_weights()
-        self.free: set[Node] = set()
-        if self.room >= _EXCEEDED:
-            self.free |= {reference.maximum for reference in free_references(scope.kernel.stage)}
         self.lags = False
 
-    def room_of_weights(self) -> float:
-        """How many times as large weights may be rounded as they are measured from their maximum."""
-        if not any(tile.storage == "fp16" for tile in self.kernel.shared):
-            return math.inf
-        return FP16_MAX / (largest_weight(self.stage) or 1.0)
-
-    def slack(self, state: State) -> str | None:
-        """The factor of a free maximum in the exponents that are measured from it."""
-        if state.op != "max" or state.symbol not in self.free:
-            return None
-        walk = next(walk for walk in self.stage.walks if state in walk.states)
-        for other in walk.states:
-            for node in ir.walk([other.rescale]) if other.rescale is not None else ():
-                factor = _factor_of(node, state.symbol)
-                if factor is not None:
-                    code = self.scope.lowering(self.thread_leaves())(factor)
-                    return "" if factor is ONE else f" * {self.scope.split([]).text(code, PRODUCT)}"
-        return None
+    def may_lag(self, walk: Walk) -> bool:
+        """Wherever it may be: sums wait for a multiplication in any case."""
+        return True
 
     def lagging(
         self,
@@ -71,7 +46,7 @@ class LaggingBuilder(LoopBuilder):
         if len(self.stage.walks) > 1 or self.levels_made or len(maxima) != 1 or not walk.products:
             return None
         columns = self.kernel.block_walk // LANES
-        if not self.masks_products(walk, self.masked(walk)) or self.room < columns * _EXCEEDED:
+        if not self.masks_products(walk, self.masked(walk)) or self.room < columns * EXCEEDED:
             return None
         (top,) = maxima
         if texts[top].slack is None or levels[top] or any(levels[state] != 1 for state in others):
@@ -116,12 +91,11 @@ class LaggingBuilder(LoopBuilder):
         return None
 
     def slack_constants(self) -> list[tuple[str, str, str]]:
-        """How far free maxima lag, if there are any."""
-        slack = f"SLACK = {_SLACK}f"
-        if self.lags:
-            most = f"{slack}, MOST = COLUMNS * {_EXCEEDED:.1f}f"
-            return [("float", most, "how far a maximum lags; exp of that in each column")]
-        return [("float", slack, "a free maximum may be exceeded by so much")] if self.free else []
+        """The same, and what sums show that maxima are exceeded by too much."""
+        if not self.lags:
+            return super().slack_constants()
+        most = f"SLACK = {SLACK}f, MOST = COLUMNS * {EXCEEDED:.1f}f"
+        return [("float", most, "how far a maximum lags; exp of that in each column")]
 
     def power_of(self, value: Node, top: State, leaves: Mapping[Node, Code]) -> Code | None:
         """``exp(c x - c top)`` for a usual ``top``; None for any other value, or one not lowered so."""
@@ -138,18 +112,3 @@ class LaggingBuilder(LoopBuilder):
                 row = codes.call("exponential<LOOKS>", of_row, "Exponential", 0)
                 return codes.make("{}({})", (row, lower(x)), "float", ATOM, (ATOM, 0), 2)
         return None
-
-
-def _factor_of(node: Node, maximum: ir.Symbol) -> Node | None:
-    """What the change of a maximum is multiplied by in the exponential ``node``; None where it is another."""
-    if not isinstance(node, Map) or node.op != "exp" or not isinstance(node.args[0], Map):
-        return None
-    exponent = node.args[0]
-    if exponent.op != "add" or len(exponent.args) != 2:
-        return None
-    for was, now in (exponent.args, exponent.args[::-1]):
-        if isinstance(now, Map) and now.op == "neg":
-            value, top, factor = common_factor(was, now.args[0])
-            if value is old(maximum) and top in (maximum, ir.finite(maximum)):
-                return factor
-    return None
