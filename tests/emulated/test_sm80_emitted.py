@@ -199,3 +199,13 @@ def test_a_call_takes_the_way_its_addresses_allow(offset: int) -> None:
         out = fg.attention(*parts, mask=fg.causal(), family="sm80")
         expected = fg.attention(*(x.clone() for x in parts), mask=fg.causal(), family="sm80")
         assert torch.equal(out, expected)
+
+
+def test_a_maximum_lags_behind_by_little() -> None:
+    """Scores rise by 3 from tile to tile: that is little each time, and in the end more than fp16 holds."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 128, generator=generator).half() for n in (40, 400, 400))
+    q[..., 0], k[..., 0] = 128**0.5, 3.0 * (torch.arange(400) // 64)
+    found = fg.attention(q, k, v, family="sm80")
+    weights = (q.double() @ k.double().mT / 128**0.5).softmax(-1)
+    compare(found, weights @ v.double(), weights.half() @ v).require("rising maxima")

@@ -40,7 +40,7 @@ from fagen.ir import graph as ir
 from fagen.ir.graph import Map, Node, Random, Symbol
 from fagen.plan.plan import GROUP_AXIS, Storage
 
-MANY_REGISTERS = 192
+MANY_REGISTERS = 176
 """Of a thread, for its rows: from so many on a step is made in parts, each with fewer values beside them."""
 BESIDE = 4
 """Registers of a row for its maximum, its sum and its share of a fragment."""
