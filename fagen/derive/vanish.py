@@ -94,18 +94,15 @@ def _limit(node: Node, args: tuple[Node, ...]) -> Node:
         return ZERO if args[0] is MINUS_INF else args[0]
     if op in ("log", "log2") and args[0] is ZERO:
         return MINUS_INF
-    if infinite:
+    others = [arg for arg in args if arg not in infinite]
+    if infinite and all(_worst_of(arg) == _FINITE for arg in others):
         if op == "add" and len(set(infinite)) == 1:
             return infinite[0]
-        if (
-            op == "mul"
-            and len(infinite) == 1
-            and all(positive(arg) for arg in args if arg is not infinite[0])
-        ):
+        if op == "mul" and len(infinite) == 1 and all(map(positive, others)):
             return infinite[0]
-        if op in ("div", "quotient") and args[0] is infinite[0] and positive(args[1]):
+        if op in ("div", "quotient") and args[1] in others and positive(args[1]):
             return infinite[0]
         if op in ("maximum", "minimum"):
             wins = (infinite[0] is not MINUS_INF) == (op == "maximum")
-            return infinite[0] if wins else next((arg for arg in args if arg not in infinite), infinite[0])
+            return infinite[0] if wins else next(iter(others), infinite[0])
     return ir.rebuild(node, args)

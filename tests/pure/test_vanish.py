@@ -14,6 +14,22 @@ exp = ir.function("exp", S)
 
 
 @pytest.mark.parametrize(
+    ("x", "is_minus_inf"),
+    [
+        (ir.add(S, X), True),
+        (ir.mul(S, Const(2.0)), True),
+        (ir.div(S, ir.function("exp", X)), True),
+        (ir.maximum(S, ir.mul(S, Const(0.5))), True),
+        (ir.div(S, ir.add(ir.function("abs", S), Const(1.0))), False),
+        (ir.mod(S, Const(3.0)), False),
+        (ir.maximum(S, X), False),
+    ],
+)
+def test_what_is_masked_is_minus_infinity_alone(x: Node, is_minus_inf: bool) -> None:
+    assert (limits(ir.substitute(x, {S: MINUS_INF})) is MINUS_INF) == is_minus_inf
+
+
+@pytest.mark.parametrize(
     ("x", "vanishes"),
     [
         (ir.mul(exp, X), True),
