@@ -88,8 +88,8 @@ __all__ = [
     "RowPlace",
     "Search",
     "Summary",
-    "alike",
     "bits",
+    "last_visitor",
     "ranges",
     "row_places",
     "sought",
@@ -180,15 +180,38 @@ def ranges(guard: Node, own_axis: Axis, walk_axis: Axis) -> RangePlan:
     )
 
 
-def alike(plan: RangePlan | None) -> bool:
-    """Whether all own tiles visit the same tiles; None visits every tile."""
-    if plan is None:
-        return True
+def last_visitor(plan: RangePlan) -> Node | None:
+    """The last own position, a formula over a walked tile, of the own tiles that visit it: all from any one
+    of them up to that one do. None where it is not known, or where all begin at one place and end at others.
+
+    An own tile visits the one where its range begins, and those from there to its end. Of two, the later one
+    is to begin no earlier and to end no earlier: those that have begun by some walked tile are then the first
+    ones, up to the one that is asked for, and those that have not ended the last ones. That is seen by
+    solving both bounds of the range for the own position.
+    """
     if len(plan.ranges) != 1 or plan.may is not TRUE or plan.needs_block_map or sought(plan).searches:
-        return False
+        return None
     (span,) = plan.ranges
-    bounds = walk([span.begin, span.end])
-    return span.when is TRUE and not any(isinstance(node, Symbol) for node in bounds)
+    begin, end = (
+        {part for part in walk([bound]) if isinstance(part, Symbol)} for bound in (span.begin, span.end)
+    )
+    if span.when is not TRUE or begin - {OWN_FIRST} or end - ({OWN_LAST} if begin else set()):
+        return None
+    own = Index(plan.own_axis)
+    begun = _solved(le(substitute(span.begin, {OWN_FIRST: own}), WALK_LAST), own)
+    going = _solved(lt(WALK_FIRST, substitute(span.end, {OWN_LAST: own})), own)
+    if begun is None or going is None or not all(h.upper for h in begun) or any(h.upper for h in going):
+        return None
+    return _tighten((Const(0), sub(Size(plan.own_axis), Const(1))), begun)[1]
+
+
+def _solved(condition: Node, position: Index) -> list[_Half] | None:
+    """The positions at which an integer comparison holds, if at any; None where bounds don't say it all."""
+    if position.axis not in condition.axes:
+        return []
+    tile = Tile({position.axis: (position, position)}, Reads({position.axis: "own"}))
+    halves, exact = _solve(condition, position.axis, tile, False)
+    return halves if exact else None
 
 
 def sought(plan: RangePlan) -> RangePlan:

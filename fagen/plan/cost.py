@@ -68,9 +68,9 @@ registers (measured for head dims of 160 and 256): nothing runs beside them."""
 WARPGROUP_PART_CYCLES = 640
 """From when a tile is handed over until its product with a panel of rows is stored: adders make one after
 another."""
-WARPGROUP_TURN_CYCLES = 2600
-"""From the last part of a tile, where blocks add in turns, until the next one may add: one part after another
-has to be in memory first."""
+WARPGROUP_TURN_CYCLES = 2000
+"""The same where blocks add in turns: they have to be in memory before the next block adds (measured for head
+dims of 64, 128 and 256)."""
 WARPGROUP_IN_SECTORS = 2.7
 """How many times as long a byte takes that is copied in bulk from rows that begin within sectors."""
 WARPGROUP_TILE_CYCLES = 300
@@ -387,8 +387,8 @@ class Model:
         if len(step.levels) > 1 and not roles.adders:
             cycles *= WARPGROUP_LEVELS
         panels = sum(ceil_div(width, warpgroups.panel_columns(width)) for width in step.partials)
-        added = WARPGROUP_PART_CYCLES * panels * tiles.block_walk // warpgroups.PART
-        added += WARPGROUP_TURN_CYCLES if roles.in_turns else 0
+        added = WARPGROUP_TURN_CYCLES if roles.in_turns else WARPGROUP_PART_CYCLES
+        added *= panels * tiles.block_walk // warpgroups.PART
         return TileCost(*busy, max(self._pace() * cycles, added))
 
     def _pace(self) -> float:

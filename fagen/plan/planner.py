@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
-from fagen.derive.intervals import RangePlan, alike, sought
+from fagen.derive.intervals import RangePlan, last_visitor, sought
 from fagen.derive.partials import merged
 from fagen.derive.parts import in_parts
 from fagen.derive.streaming import derive
@@ -421,7 +421,8 @@ def _not_added(
         return None
     if not FAMILIES[family].roles:
         return "adds to memory in no fixed order"
-    if not all(alike(range_of(walk, stage, axis)) for walk in stage.walks):
+    bounds = [found for walk in stage.walks if (found := range_of(walk, stage, axis)) is not None]
+    if any(last_visitor(each) is None for each in bounds):
         return "blocks visit different tiles: which of them come before another is not known"
     return None
 

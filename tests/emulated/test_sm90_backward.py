@@ -3,6 +3,7 @@ is added to memory."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from edges import require_right
 from fagen.calls.prepared import emulation
 from fagen.errors import EmulatorFinding
 from fagen.plan import cost
+from fagen.plan.planner import plan as planned
 from fagen.run import emulate
 from fagen.run.emulate import SCHEDULES
 
@@ -25,6 +27,18 @@ CASES: Mapping[str, dict[str, Any]] = {
     "many tiles": {"head_dim": 64, "lengths": (400, 130), "heads": (1, 1)},
     "causal, apart": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1), "mask": fg.causal()},
     "in turns": {"head_dim": 64, "lengths": (260, 150), "heads": (2, 1)},
+    "causal, in turns": {
+        "head_dim": 64,
+        "lengths": (150, 400),
+        "heads": (2, 1),
+        "mask": fg.causal(align="top_left"),
+    },
+    "window, in turns": {
+        "head_dim": 128,
+        "lengths": (150, 300),
+        "heads": (2, 1),
+        "mask": fg.sliding_window(60, 20),
+    },
     "window, fp16": {
         "head_dim": 128,
         "lengths": (210, 150),
@@ -53,7 +67,12 @@ CASES: Mapping[str, dict[str, Any]] = {
         "mask": fg.document(IDS) & fg.causal(),
     },
     "divided": {"head_dim": 256, "lengths": (150, 100), "heads": (2, 1), "mask": fg.causal()},
-    "divided, in turns": {"head_dim": 192, "lengths": (40, 140), "heads": (2, 1)},
+    "divided, in turns": {
+        "head_dim": 192,
+        "lengths": (100, 140),
+        "heads": (2, 1),
+        "mask": fg.causal(),
+    },
     "divided, apart": {"head_dim": 192, "lengths": (40, 100), "heads": (2, 1), "mask": fg.causal()},
     "divided, softcap": {
         "head_dim": 192,
@@ -92,8 +111,8 @@ def test_gradients_are_right_under_every_schedule(name: str, monkeypatch: pytest
     )
     fused = head_dim != 80 and "alone" not in name
     in_turns = "in turns" in name
-    if in_turns:
-        monkeypatch.setattr(cost, "WARPGROUP_TURN_CYCLES", 0)  # taken wherever it is right
+    # taken wherever it is right, or nowhere
+    monkeypatch.setattr(cost, "WARPGROUP_TURN_CYCLES", 0 if in_turns else 10**6)
     added = fused and "apart" not in name and not in_turns
     torch.manual_seed(7)
     shapes = [(1, q_heads, q_len, head_dim), *[(1, kv_heads, kv_len, head_dim)] * 2]
@@ -114,6 +133,9 @@ def test_gradients_are_right_under_every_schedule(name: str, monkeypatch: pytest
     assert all(roles)
     assert any(each is not None and each.adders for each in roles) == fused
     assert any(each is not None and each.divided for each in roles) == ("divided" in name)
+    asked = plan.problem if not fixed else replace(plan.problem, deterministic=True)
+    roles = [kernel.roles for kernel in planned(asked).kernels]
+    assert any(each is not None and each.in_turns for each in roles) == in_turns
     first: tuple[torch.Tensor, ...] | None = None
     orders = 2 if added or in_turns else 0  # in which blocks add to the gradient of q, besides
     for seed, schedule in enumerate((*SCHEDULES, *["random"] * orders)):
@@ -126,14 +148,14 @@ def test_gradients_are_right_under_every_schedule(name: str, monkeypatch: pytest
         assert all(same[added:]), (same, schedule, seed)
 
 
+@pytest.mark.parametrize(("q_len", "mask"), [(40, None), (140, fg.causal())], ids=["all pairs", "causal"])
 def test_a_block_adds_when_its_turn_has_come_and_not_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    q_len: int, mask: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whose turn it is, is known of each tile of each head."""
     torch.manual_seed(7)
-    q = torch.randn(2, 2, 40, 64).bfloat16().requires_grad_()
-    k, v = (torch.randn(2, 2, 270, 64).bfloat16().requires_grad_() for _ in range(2))
-    out = fg.attention(q, k, v, family="sm90", deterministic=True)
+    q, k, v = (torch.randn(1, 2, length, 64).bfloat16().requires_grad_() for length in (q_len, 270, 270))
+    out = fg.attention(q, k, v, mask=mask, family="sm90", deterministic=True)
     checked = r"\1if (*turn != turns[part_at.stage()]) p.dQ_sum[0] = NAN;\n\1add_part("
 
     def edited(name: str, text: str) -> str:

@@ -4,6 +4,7 @@ import os
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 
 import fagen as fg
 from edges import need, require_right
+from fagen.compile import backward_of
+from fagen.plan.planner import plan
+from plans import attention_graph, problem
 from public_gradients import *  # noqa: F403
 from sampler import Case, build_all, check_gradients, differentiable, sample, with_few_queries
 
@@ -91,6 +95,9 @@ def test_b35_bits_are_equal_while_the_gpu_is_busy(family: str, everything: bool)
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "causal"])
 def test_bits_of_what_blocks_add_in_turns_are_equal(masked: bool, kv_heads: int) -> None:
     need("cuda", "sm90")
+    asked, _ = backward_of(problem(attention_graph(masked), storage="bf16"))
+    roles = [kernel.roles for kernel in plan(replace(asked, deterministic=True)).kernels]
+    assert any(each is not None and each.in_turns for each in roles)
     q, k, v = learned(2, 8, 4096, 64), learned(2, kv_heads, 4096, 64), learned(2, kv_heads, 4096, 64, seed=2)
     out = fg.attention(q, k, v, mask=fg.causal() if masked else None, deterministic=True)
     incoming = torch.randn_like(out)

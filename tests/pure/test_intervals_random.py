@@ -12,7 +12,7 @@ from fagen.derive.extent import Extents, bits
 from fagen.derive.intervals import MOST_RANGES, ranges
 from fagen.ir import graph as ir
 from fagen.ir.graph import Const, Index, Input, Node, Scalar, Size
-from pure.test_intervals import compare
+from pure.test_intervals import compare, count_turns
 
 Value = tuple[Node, np.ndarray]
 
@@ -179,6 +179,16 @@ def test_random_masks(group):
         for axes in (("q", "kv"), ("kv", "q")):
             assert len(ranges(guard, *axes).ranges) <= MOST_RANGES, f"seed {seed}"
     assert extra <= live // 5, f"group {group}: {extra} tiles in vain beside {live}"
+
+
+def test_turns_of_random_masks():
+    known = 0
+    for seed in range(250):
+        writer = Writer(seed)
+        guard, _ = writer.condition(writer.choose.randint(1, 2))
+        blocks = BLOCKS[seed % 3 :: 3]
+        known += count_turns(guard, writer.sizes, writer.environment, blocks, writer.fixed)
+    assert known > 12
 
 
 def test_extents_steps_and_widths_enclose_what_occurs():

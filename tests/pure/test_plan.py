@@ -213,7 +213,16 @@ def test_warps_with_roles_add_parts_of_a_sum(head_dim: int, shared: bool, in_tur
     assert turns.tiles == (1, 1, 1, kernel.block_walk)
 
 
-@pytest.mark.parametrize("mask", [fg.causal(), fg.sliding_window(64), fg.prefix_lm(32)])
+@pytest.mark.parametrize("mask", [fg.causal(), fg.kv <= fg.q, fg.sliding_window(64, 8), fg.chunked(100)])
+def test_turns_are_taken_where_rows_begin_no_earlier_than_those_before(mask: Any) -> None:
+    asked, _ = backward_of(problem(attention(mask=mask).graph, storage="bf16", arch="H200"))
+    kernel, *others = (kernel for kernel in plan(replace(asked, deterministic=True)).kernels if kernel.roles)
+    assert not others
+    assert kernel.roles is not None
+    assert kernel.roles.in_turns
+
+
+@pytest.mark.parametrize("mask", [fg.sliding_window(64), fg.prefix_lm(32)])
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_where_no_turn_is_known_a_kernel_more_makes_the_same_bits(mask: Any, head_dim: int) -> None:
     graph = attention(mask=mask).graph

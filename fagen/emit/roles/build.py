@@ -182,9 +182,13 @@ class _Builder(AddedBuilder, LaggingBuilder):
         return self.pairs and alone and not drawn and late <= self.kernel.spare
 
     def ascends(self, loop: ForwardLoop) -> bool:
-        """Whether the rows of a block bound where its walk begins, and not where it ends."""
+        """Whether the rows of a block bound where its walk begins, and not where it ends. Blocks that add in
+        turns take the last rows first all the same."""
         (walk, *others), (ranges, *_) = loop.walks, self.kernel.ranges
-        if others or not self.levels_made or ranges is None or len(ranges.ranges) != 1 or walk.loop.skip:
+        assert self.kernel.roles is not None
+        if self.kernel.roles.in_turns or others or not self.levels_made:
+            return False
+        if ranges is None or len(ranges.ranges) != 1 or walk.loop.skip:
             return False
         begin, end = (
             ir.depends(bound, [OWN_FIRST, OWN_LAST])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fagen.derive.intervals import WALK_FIRST, WALK_LAST, last_visitor
 from fagen.derive.walk import Partial
 from fagen.emit.cexpr import HEAD
+from fagen.emit.code import BLOCK, SUM, Code
 from fagen.emit.forward.kernel import ForwardLoop
 from fagen.emit.roles.build_levels import LevelBuilder
 from fagen.emit.roles.texts import AddedText, CopyText
 from fagen.emit.scope import block_name
-from fagen.ir.graph import Axis
+from fagen.ir import graph as ir
+from fagen.ir.graph import Axis, Node
 from fagen.plan.plan import GROUP_AXIS, turns_of
 from fagen.plan.warpgroups import PART, panel_columns
 
@@ -47,6 +50,7 @@ class AddedBuilder(LevelBuilder):
             pieces=panel // part,
             others=tuple(places),
             turns=self.turns(partial, others) if self.kernel.roles.in_turns else "",
+            turn=self.turn(loop) if self.kernel.roles.in_turns else "",
             equation=f"{tensor.name} += sum_{partial.over} {shown(partial.value)} * {shown(partial.operand)}",
         )
 
@@ -62,3 +66,17 @@ class AddedBuilder(LevelBuilder):
             at[0] = f"place[2] / {group} * {strides['hk']} + place[2] % {group} * {strides['g']}"
         place = " + ".join([*reversed(at), f"place[0] / {block_name(self.walk_axis)}"])
         return f"&{counted.pointer}[{place}]"
+
+    def turn(self, loop: ForwardLoop) -> str:
+        """How many works come before a block's on a tile: those of later rows, which are issued earlier."""
+        (ranges,), codes = self.kernel.ranges, self.scope.codes
+        assert loop.row_axis is not None
+        last = ir.sub(ir.size(loop.row_axis), ir.Const(1)) if ranges is None else last_visitor(ranges)
+        assert last is not None
+        walked: dict[Node, Code] = {
+            WALK_FIRST: codes.leaf("visit[0]", "int32"),
+            WALK_LAST: codes.leaf(f"{loop.walk_axis}_last", "int32"),
+        }
+        first = codes.leaf(f"block.{loop.row_axis}_start", "int32")
+        code = codes.infix("-", self.scope.lowering(walked)(last), first, "int32", SUM)
+        return f"({self.scope.split([(code, BLOCK)]).text(code)}) / {loop.positions}"

@@ -70,6 +70,8 @@ class AddedText:
     turns: str
     """Where it is counted how many blocks have added to the tile at ``place``; empty where none waits for its
     turn."""
+    turn: str
+    """How many works of the same head add to the tile of a ``visit`` before that of a ``block``."""
     equation: str
 
     @property

@@ -31,9 +31,11 @@ class Visits(RolesText):
         return sorted_ or any(map(self.seeks, self.walks))
 
     def upward(self, walk: WalkText) -> bool:
-        """Whether the first tile comes first: where values fall along the walk, maxima change least then."""
+        """Whether the first tile comes first: where values fall along the walk, maxima change least then. In
+        turns a work begins there, too: those of later rows, which come before it, have begun no earlier."""
         states = self.scope.kernel.stage.walks[self.walks.index(walk)].states
-        return self.ascends or any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
+        first = self.ascends or self.roles.in_turns
+        return first or any(s.op == "max" and falls(s.value, self.walk_axis) for s in states)
 
     def first_visited(self, walk: WalkText) -> str:
         """The tile that comes first in a walk that visits all of them."""
@@ -126,12 +128,6 @@ class Visits(RolesText):
         if self.roles.in_turns:
             return "fetch_cyclic(p.counter, count + gridDim.x)"
         return "gridDim.x + fetch_cyclic(p.counter, count)"
-
-    @property
-    def turn(self) -> str:
-        """How many works of the same head come before a block's."""
-        assert self.row_axis is not None
-        return f"({self.length(self.row_axis)} - 1 - block.{self.row_axis}_start) / {self.positions}"
 
     # ---------------------------------------------------------------------------------------- announced tiles
 
