@@ -62,15 +62,19 @@ UNHIDDEN = 0.25
 WARPGROUP_UNHIDDEN, WARPGROUP_WAIT_CYCLES = 0.6, 100
 WARPGROUP_BESIDE = 0.1
 """The part of other limits that the tightest one does not hide."""
-WARPGROUP_LEVELS = 1.2
+WARPGROUP_LEVELS = {128: 0.81, 256: 1.2}
 """How many times as long products take that are made level by level, where all of their sums stay in
-registers (measured for head dims of 160 and 256): nothing runs beside them."""
+registers, by the most columns of a sum: nothing runs beside wide ones (measured for head dims of 64 and 128,
+and of 160 and 256)."""
 WARPGROUP_PART_CYCLES = 640
 """From when a tile is handed over until its product with a panel of rows is stored: adders make one after
 another."""
-WARPGROUP_TURN_CYCLES = 2000
-"""The same where blocks add in turns: they have to be in memory before the next block adds (measured for head
-dims of 64, 128 and 256)."""
+WARPGROUP_TURN_CYCLES = 1350
+"""The same where blocks add in turns, and from when the last one is stored until it is in memory and the next
+block adds (measured for head dims of 64, 128 and 256)."""
+WARPGROUP_UNEVEN = 1.14
+"""How many times as long that takes, beside kernels of their own, where walks begin at different tiles: works
+of most tiles come last (measured for causal gradients of a head dim of 128: 1.01 to 1.14)."""
 WARPGROUP_IN_SECTORS = 2.7
 """How many times as long a byte takes that is copied in bulk from rows that begin within sectors."""
 WARPGROUP_TILE_CYCLES = 300
@@ -385,10 +389,12 @@ class Model:
         cycles = max(busy) + unhidden * (sum(busy[:3]) - max(busy)) + WARPGROUP_TILE_CYCLES
         cycles += WARPGROUP_WAIT_CYCLES / (roles.stages - 1)
         if len(step.levels) > 1 and not roles.adders:
-            cycles *= WARPGROUP_LEVELS
+            cycles *= next(times for most, times in WARPGROUP_LEVELS.items() if max(features) <= most)
         panels = sum(ceil_div(width, warpgroups.panel_columns(width)) for width in step.partials)
-        added = WARPGROUP_TURN_CYCLES if roles.in_turns else WARPGROUP_PART_CYCLES
-        added *= panels * tiles.block_walk // warpgroups.PART
+        parts = panels * tiles.block_walk // warpgroups.PART
+        added: float = WARPGROUP_PART_CYCLES * parts
+        if roles.in_turns:
+            added = WARPGROUP_TURN_CYCLES * (parts + 1) * (WARPGROUP_UNEVEN if self.profile.uneven else 1)
         return TileCost(*busy, max(self._pace() * cycles, added))
 
     def _pace(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from fagen.derive.intervals import RangePlan, ranges, row_places, sought
+from fagen.derive.intervals import OWN_FIRST, OWN_LAST, RangePlan, ranges, row_places, sought
 from fagen.derive.magnitudes import may_exceed_fp16
 from fagen.derive.terms import conjuncts
 from fagen.derive.walk import Stage, Walk
@@ -195,6 +195,8 @@ class Profile:
     """Query heads of a key head that share the rows of a tile."""
     by_warp: bool
     """Where warps have roles: whether all of one looks for tiles, or brings values of columns."""
+    uneven: bool
+    """Whether walks begin at different tiles, by the rows of a block."""
     places: int
     """Where warps have roles: how many places in sorted tables one looks for and announces."""
     parts: Axis | None
@@ -305,6 +307,7 @@ def profile(
         group=group,
         by_warp=any(step.levels and step.columns for step in passes)
         or (schedule in LOOPS and any(_seeks(walk, stage, tile_axis) for walk in stage.walks)),
+        uneven=any(_begins(walk, stage, tile_axis) for walk in stage.walks),
         places=len(bounded.searches) if (bounded := _places(stage, tile_axis)) else 0,
         parts=stage.parts,
     )
@@ -393,6 +396,13 @@ def range_of(walk: Walk, stage: Stage, tile_axis: Axis | None) -> RangePlan | No
         return None
     rows = next((axis for axis in reversed(stage.own) if axis != stage.parts), "")
     return ranges(walk.guard, tile_axis or rows, stage.walk)
+
+
+def _begins(walk: Walk, stage: Stage, tile_axis: Axis | None) -> bool:
+    """Whether the rows of a block bound where a walk begins."""
+    found = range_of(walk, stage, tile_axis)
+    spans = found.ranges if found is not None else ()
+    return any(ir.depends(span.begin, [OWN_FIRST, OWN_LAST]) for span in spans)
 
 
 def _seeks(walk: Walk, stage: Stage, tile_axis: Axis | None) -> bool:
