@@ -169,7 +169,11 @@ class _Differentiator:
 
     def _levels(self, seeds: Mapping[Node, Node]) -> dict[Node, Node]:
         """Rule *level*: the gradients of what moves results by a known amount, as what is added to all scores
-        of a row does; by its value, as its arguments are read."""
+        of a row does; by its value, as its arguments are read.
+
+        A result of -inf is one of no keys, in which nothing was added to a score; what is added to the result
+        itself moves that as well, and has no sum of weights for its gradient.
+        """
         tables = {node.table for node in self.nodes if isinstance(node, Load)}
         found: dict[Node, Node] = {}
         for node in self.nodes:
@@ -178,7 +182,7 @@ class _Differentiator:
                 continue
             once = self._once(node) if isinstance(node, Input) else frozenset()
             moves = moved_by(node, frozenset(node.axes) - once, seeds)
-            if moves is None:
+            if moves is None or any(_beside_sums(node, result) for result in seeds):
                 continue
             total: Node = ZERO
             for (result, seed), by in zip(seeds.items(), moves, strict=True):
@@ -357,6 +361,14 @@ def _rows_first(root: Node) -> Node:
         new = ir.rebuild(node, tuple(done[arg] for arg in node.args)) if node.args else node
         done[node] = _keys_inside(new) if isinstance(new, Reduction) and new.over == KEY_AXIS else new
     return done[root]
+
+
+def _beside_sums(level: Node, result: Node) -> bool:
+    """Whether ``level`` stands in ``result`` elsewhere than in what is summed along keys."""
+    sums: dict[Node, Node] = {
+        x: ir.Symbol("sum", x.axes, "float") for x in reductions(result) if x.over == KEY_AXIS
+    }
+    return ir.depends(ir.substitute(result, sums), [level])
 
 
 def _keys_inside(x: Reduction) -> Node:

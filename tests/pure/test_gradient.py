@@ -264,6 +264,16 @@ def test_a_number_of_each_row_has_no_term_from_results_as_they_were_rounded(part
     require_right(graph, values, (evaluate, in_tiles))
 
 
+def test_what_is_added_to_a_result_moves_it_where_there_is_no_key_as_well():
+    @fg.program
+    def shifted(q: Q, k: K, v: V, rows: fg.Tensor["b h q"]):
+        s = fg.where(fg.kv < fg.q - 2, scores(q, k), -fg.inf)
+        return fg.dot(fg.softmax(s), v, over="kv"), fg.logsumexp(s) + rows
+
+    graph = shifted.trace().graph
+    require_right(graph, values_of(graph, rows=(2, 4, 19)), (evaluate, in_tiles))
+
+
 def test_a_product_has_one_constant():
     """Two that cancel, as 1 / (1 - rate) of the weights and of what they are divided by, would round."""
     both = gradient(attention(dropout=0.3).graph, frozenset((0, 1, 2)))
