@@ -727,6 +727,24 @@ def test_a_rate_near_one_leaves_fp16_room(device: str, family: str, head_dim: in
         require(out, traced_attention(dropout=0.999), (q, k, v), seed)
 
 
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+def test_powers_of_weights_leave_fp16_room(device: str, family: str) -> None:
+    """Weights that a maximum lags behind by fit fp16; their fourth powers would not."""
+    need(device, family)
+
+    @fg.program
+    def powers(q: Q, k: K, v: V):  # type: ignore[no-untyped-def]
+        s = fg.dot(q, k, over="d") * fg.rsqrt(fg.size("d"))
+        less = s - fg.max(s, over="kv")
+        w, fourth = fg.exp(less), fg.exp(4.0 * less)
+        return tuple(fg.dot(x, v, over="kv") / fg.sum(x, over="kv") for x in (w, fourth))
+
+    for high in (slice(None, 200), slice(200, None)):
+        q, k, v = tensors(device, torch.float16, kv_len=400, head_dim=64)
+        q[..., 0], k[..., 0], k[..., high, 0] = 8.0, 0.0, 5.3
+        require(powers.options(family=family)(q, k, v), powers.trace(), (q, k, v))
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
 def test_a_rate_that_is_no_probability_is_refused(device: str, rate: float) -> None:
     with pytest.raises(ValueError, match=r"rate|dropout"):

@@ -46,16 +46,15 @@ class SlackBuilder(ElementBuilder):
 
     def slack(self, walk: Walk, state: State) -> str | None:
         """What multiplies by how much a maximum is exceeded: the factor of the exponents that are measured
-        from it; None where it may not be."""
+        from it, if all have the same; None where it may not be."""
         if state.op != "max" or not self.may_lag(walk) or state.symbol not in self.free:
             return None
         rescales = [other.rescale for other in walk.states if other.rescale is not None]
-        for node in ir.walk(rescales):
-            factor = _factor_of(node, state.symbol)
-            if factor is not None:
-                code = self.scope.lowering(self.thread_leaves())(factor)
-                return "" if factor is ONE else f" * {self.scope.split([]).text(code, PRODUCT)}"
-        return None
+        factors = {_factor_of(each, state.symbol) for each in rescales if ir.depends(each, [state.symbol])}
+        if len(factors) != 1 or (factor := factors.pop()) is None:
+            return None
+        code = self.scope.lowering(self.thread_leaves())(factor)
+        return "" if factor is ONE else f" * {self.scope.split([]).text(code, PRODUCT)}"
 
     def slack_constants(self) -> list[tuple[str, str, str]]:
         """How far maxima lag, if any do."""
