@@ -294,11 +294,17 @@ def test_gradients_of_what_masked_scores_are_multiplied_by(device: str, family: 
     require_right(given, gradients(given, [heat], family=family, score=score), score=score)
 
 
-def test_gradients_of_scores_that_are_no_numbers_where_masked(device: str) -> None:
-    """s exp(s) of -inf: elements that do not count are no weights of 0 then, and are asked one by one."""
+_OF_S: dict[str, Any] = {
+    "s exp(s)": lambda s: s * fg.exp(0.1 * s),  # masked it is -inf times 0
+    "a sign": lambda s: fg.where(fg.abs(s) < 1.0, s, s / fg.abs(s)),  # behind the last key it is 0 / 0
+}
+
+
+@pytest.mark.parametrize("name", _OF_S)
+def test_gradients_of_scores_that_are_no_numbers_where_no_key_counts(device: str, name: str) -> None:
     need(device, "sm90")
     given = wanting(tensors(device, torch.bfloat16, head_dim=64))
-    parts: dict[str, Any] = {"mask": fg.causal(), "score": lambda s: s * fg.exp(0.1 * s)}
+    parts: dict[str, Any] = {"mask": fg.causal(), "score": _OF_S[name]}
     require_right(given, gradients(given, family="sm90", **parts), **parts)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
 from weakref import WeakKeyDictionary
 
 from fagen.derive.signs import positive
 from fagen.ir import graph as ir
-from fagen.ir.graph import FALSE, MINUS_INF, TRUE, ZERO, Const, Map, Node
+from fagen.ir.graph import FALSE, MINUS_INF, TRUE, ZERO, Const, Map, Node, Symbol
 
 
 def live(x: Node, identity: Const) -> tuple[tuple[Node, ...], Node]:
@@ -52,27 +54,57 @@ def limits(x: Node) -> Node:
     return done[x]
 
 
-_FINITE, _INFINITE, _NAN = range(3)
-_BOUNDED = frozenset(("exp", "exp2", "tanh", "tanh_fast", "erf", "finite"))
-"""What is finite where its operand is -inf, as that of a weight may be."""
-_worst: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
+_BELOW, _ABOVE, _NAN = 1, 2, 4
+_ANY = _BELOW | _ABOVE | _NAN
+_strays: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
 
 
-def _worst_of(x: Node) -> int:
-    """The worst that the constants in ``x`` may make of it: infinite, or no number."""
-    found = _worst.get(x)
+def strays(x: Node) -> int:
+    """Which of -inf, inf and NaN the constants in ``x``, and what a walk computes as 0, may make of it.
+
+    0: it is a number. A product is 0 where a tile has no row or no column.
+    """
+    found = _strays.get(x)
     if found is None:
-        if isinstance(x, Const):
-            found = _NAN if x.value != x.value else _INFINITE if math.isinf(x.value) else _FINITE
-        elif isinstance(x, Map) and x.kind == "float":
-            operands = x.args[1:] if x.op == "where" else x.args
-            found = max(map(_worst_of, operands))
-            if x.op in _BOUNDED and found == _INFINITE:
-                found = _FINITE
+        if isinstance(x, Const) and x.kind == "float":
+            infinite = (_ABOVE if x.value > 0 else _BELOW) if math.isinf(x.value) else 0
+            found = _NAN if math.isnan(x.value) else infinite
         else:
-            found = _FINITE
-        _worst[x] = found
+            found = _strays_of(x, [strays(arg) for arg in x.args]) if isinstance(x, Map) else 0
+        _strays[x] = found
     return found
+
+
+def _strays_of(x: Map, of: Sequence[int]) -> int:
+    """The same for the result of an operation on operands that may be ``of`` them."""
+    if x.op in ("div", "log", "log2", "rsqrt") and _may_be_0(x.args[-1]):
+        return _ANY
+    some = reduce(or_, of[1:] if x.op == "where" else of)
+    infinite, nan = some & (_BELOW | _ABOVE), some & _NAN
+    if not some or x.kind != "float":
+        return 0
+    if x.op in ("where", "maximum", "minimum"):
+        return some
+    if x.op == "add":
+        return _ANY if infinite == _BELOW | _ABOVE else some
+    if x.op == "neg":
+        return nan | (_ABOVE if some & _BELOW else 0) | (_BELOW if some & _ABOVE else 0)
+    if x.op == "abs":
+        return nan | (_ABOVE if infinite else 0)
+    if x.op in ("exp", "exp2", "finite"):
+        return some & ~_BELOW
+    if x.op in ("tanh", "tanh_fast", "erf"):
+        return nan
+    if x.op in ("mul", "div", "quotient"):
+        x_of, y_of = of
+        if (not y_of and positive(x.args[1])) or (x.op == "mul" and not x_of and positive(x.args[0])):
+            return some
+    return _ANY
+
+
+def _may_be_0(x: Node) -> bool:
+    """Whether ``x`` is 0 for some value of what a walk computes."""
+    return not positive(x) and any(isinstance(node, Symbol) for node in ir.walk([x]))
 
 
 def _limit(node: Node, args: tuple[Node, ...]) -> Node:
@@ -82,11 +114,11 @@ def _limit(node: Node, args: tuple[Node, ...]) -> Node:
     ]
     if op == "quotient" and args[1] is ZERO:
         return ZERO
-    if op in ("mul", "div", "quotient") and args[0] is ZERO and _worst_of(args[1]) == _FINITE:
+    if op in ("mul", "div", "quotient") and args[0] is ZERO and not strays(args[1]):
+        return ir.rebuild(node, args) if op == "div" and _may_be_0(args[1]) else ZERO
+    if op == "mul" and args[1] is ZERO and not strays(args[0]):
         return ZERO
-    if op == "mul" and args[1] is ZERO and _worst_of(args[0]) == _FINITE:
-        return ZERO
-    if op in ("div", "quotient") and args[1] in infinite and _worst_of(args[0]) == _FINITE:
+    if op in ("div", "quotient") and args[1] in infinite and not strays(args[0]):
         return ZERO
     if op == "quotient" and all(isinstance(arg, Const) for arg in args):
         return ir.div(*args)
@@ -95,9 +127,9 @@ def _limit(node: Node, args: tuple[Node, ...]) -> Node:
     if op in ("log", "log2") and args[0] is ZERO:
         return MINUS_INF
     others = [arg for arg in args if arg not in infinite]
-    if infinite and all(_worst_of(arg) == _FINITE for arg in others):
-        if op == "add" and len(set(infinite)) == 1:
-            return infinite[0]
+    if infinite and op == "add" and not reduce(or_, map(strays, others), 0) & ~strays(infinite[0]):
+        return infinite[0] if len(set(infinite)) == 1 else ir.rebuild(node, args)
+    if infinite and not any(map(strays, others)):
         if op == "mul" and len(infinite) == 1 and all(map(positive, others)):
             return infinite[0]
         if op in ("div", "quotient") and args[1] in others and positive(args[1]):

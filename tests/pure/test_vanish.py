@@ -17,6 +17,7 @@ exp = ir.function("exp", S)
     ("x", "is_minus_inf"),
     [
         (ir.add(S, X), True),
+        (ir.add(S, ir.where(FLAG, X, MINUS_INF)), True),
         (ir.mul(S, Const(2.0)), True),
         (ir.div(S, ir.function("exp", X)), True),
         (ir.maximum(S, ir.mul(S, Const(0.5))), True),
@@ -40,6 +41,9 @@ def test_what_is_masked_is_minus_infinity_alone(x: Node, is_minus_inf: bool) -> 
         (ir.mul(ir.function("exp", ir.mul(S, exp)), exp), False),
         (ir.mul(exp, ir.where(FLAG, ir.mul(S, exp), X)), False),
         (ir.mul(exp, ir.where(FLAG, S, X)), False),
+        (ir.mul(exp, ir.function("exp", ir.add(ir.div(S, ir.function("abs", S)), X))), False),
+        (ir.div(exp, X), False),  # X is 0 where a tile has no column
+        (ir.mul(exp, ir.div(Const(1.0), X)), False),
         (ir.div(ir.mul(X, Const(math.inf)), ir.function("abs", S)), False),
     ],
 )
