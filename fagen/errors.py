@@ -10,6 +10,11 @@ def _shown(value: object) -> str:
     return str(value)
 
 
+def pip_install(extra: str, upgrade: bool = False) -> str:
+    """How to get what a part of this package needs, which is on no index."""
+    return f"pip install {'--upgrade ' if upgrade else ''}'.[{extra}]' in a checkout of fagen"
+
+
 class FagenError(Exception):
     """The base of all errors of this package; ``str()`` is ``sentence`` and, below it, ``details``.
 

@@ -11,7 +11,7 @@ from typing import Any
 from fagen.bench.contenders import NO_ROOM
 from fagen.bench.measure import Measured
 from fagen.bench.report import Report, per_second, seconds_of, unit
-from fagen.errors import ToolchainError, UsageError
+from fagen.errors import ToolchainError, UsageError, pip_install
 
 _FORMATS = (".png", ".svg")
 _COLUMNS = 3
@@ -23,9 +23,7 @@ def require(path: Path) -> None:
     if path.suffix not in _FORMATS:
         raise UsageError(f"--plot: {path.name} is no picture's name", works="it ends with .png or .svg")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ToolchainError(
-            "drawing needs matplotlib, which is not installed", works='pip install "fagen[bench]"'
-        )
+        raise ToolchainError("drawing needs matplotlib, which is not installed", works=pip_install("bench"))
 
 
 def figure(panels: int) -> tuple[Any, list[Any]]:

@@ -290,6 +290,8 @@ class Expr:
         name = getattr(function, "__name__", "operation")
         has = name in fagen.lang.__all__
         works = f"fg.{name} takes it" if has else "fagen has operations of its own: fg.exp, fg.where, fg.sum"
+        if name == "__getitem__":
+            works = 'name the axes of the tensor: fg.capture(tensor, "b position")[fg.b, fg.q]'
         raise fault(f"torch's {name} is called on an expression", works=works, kind=DtypeError)
 
     @property

@@ -50,7 +50,7 @@ def overridden(name: str, text: str) -> str:
         return text
     if not Path(folder).is_dir():
         raise UsageError(
-            f"FAGEN_OVERRIDE names {folder}, which is no folder", works=f"a folder with {name}.cu"
+            f"FAGEN_OVERRIDE names {folder}, which is no folder", works=f"name a folder with {name}.cu"
         )
     path = Path(folder) / (file_name(name) + ".cu")
     if not path.is_file():

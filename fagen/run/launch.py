@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
-from fagen.errors import LaunchError, ToolchainError
+from fagen.errors import LaunchError, ToolchainError, pip_install
 from fagen.run.tensor_map import TensorMap, driver
 
 Launch: TypeAlias = "tuple[Any, tuple[int, ...], tuple[int, ...], int]"
@@ -232,7 +232,7 @@ def _driver() -> Any:
         raise ToolchainError(
             "pycuda is needed to run a kernel on a GPU and does not load",
             values={"reason": error},
-            works="pip install 'fagen[cuda]', or give CPU tensors, which run on the emulator",
+            works=f"{pip_install('cuda')}, or give CPU tensors, which run on the emulator",
         ) from error
     cuda.init()
     return cuda

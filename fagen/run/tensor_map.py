@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from fagen.errors import LaunchError, ToolchainError
+from fagen.errors import LaunchError, ToolchainError, pip_install
 from fagen.plan.plan import STORAGE_BYTES, Storage
 
 MAP_BYTES = 128
@@ -154,6 +154,6 @@ def driver() -> Any:
         raise ToolchainError(
             "cuda-bindings is needed for tensor maps and does not load",
             values={"reason": error},
-            works="pip install 'fagen[cuda]', or family='sm80'",
+            works=f"{pip_install('cuda')}, or family='sm80'",
         ) from error
     return cuda

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fagen.errors import ToolchainError, UsageError
+from fagen.errors import ToolchainError, UsageError, pip_install
 
 _NVCC_REMEDY = (
     "set FAGEN_NVCC to the nvcc program or CUDA_HOME to a toolkit, put nvcc into PATH, "
-    "or install the compiler wheels: pip install 'fagen[nvcc]'"
+    f"or install the compiler wheels: {pip_install('nvcc')}"
 )
 _CXX_REMEDY = (
     "set FAGEN_CXX or CXX to a C++17 compiler, or put g++ or clang++ into PATH (Debian: apt install g++)"
@@ -213,7 +213,7 @@ def choose_target(arch: str | tuple[int, int], nvcc: Nvcc | None) -> Target:
     raise ToolchainError(
         f"{nvcc} does not compile for sm_{number}{letter}, only for {known_names}",
         works=f"an {'older' if older else 'newer'} CUDA toolkit does, named by FAGEN_NVCC or CUDA_HOME"
-        + ("" if older else ", or pip install --upgrade 'fagen[nvcc]'"),
+        + ("" if older else f", or {pip_install('nvcc', upgrade=True)}"),
     )
 
 

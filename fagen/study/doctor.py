@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fagen.errors import FagenError, ToolchainError
+from fagen.errors import FagenError, ToolchainError, pip_install
 from fagen.run import launch
 from fagen.run.cache import cache_dir
 from fagen.run.toolchain import find_cxx, find_nvcc
@@ -45,7 +45,7 @@ def examine() -> Diagnosis:
         Finding("Python", platform.python_version(), "everything", "Python 3.10 or later"),
         _package("torch", "tensors, and the reference every result is compared with", "pip install torch"),
         _found("C++ compiler", _cxx, "running kernels without a GPU; nvcc uses it too", "apt install g++"),
-        _found("nvcc", lambda: str(find_nvcc()), "compiling kernels for a GPU", "pip install 'fagen[nvcc]'"),
+        _found("nvcc", lambda: str(find_nvcc()), "compiling kernels for a GPU", pip_install("nvcc")),
         Finding("driver", _driver(gpu), "running kernels on a GPU", "install the vendor's driver of the GPU"),
         gpu,
         _pycuda(gpu),
@@ -88,7 +88,7 @@ def _driver(gpu: Finding) -> str:
 
 def _pycuda(gpu: Finding) -> Finding:
     """pycuda; where there is a GPU, loaded on it."""
-    finding = _package("pycuda", "loading and launching kernels on a GPU", "pip install 'fagen[cuda]'")
+    finding = _package("pycuda", "loading and launching kernels on a GPU", pip_install("cuda"))
     if not (finding.found and gpu.found):
         return finding
     import torch

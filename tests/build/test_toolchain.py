@@ -96,7 +96,7 @@ def test_missing_nvcc_names_every_place_and_the_remedy(bare, monkeypatch):
         "/opt/no-cuda/bin/nvcc",
         str(bare / "empty"),
         "nvidia-cuda-nvcc",
-        "pip install 'fagen[nvcc]'",
+        "pip install '.[nvcc]'",
     ):
         assert part in text
     assert "\n" not in text
@@ -192,7 +192,7 @@ def test_a_device_newer_than_the_compiler_never_gets_its_own_number():
             (75, 90),
             ("nvcc 13.0", "sm_61", "sm_75, sm_90", "older CUDA toolkit", "FAGEN_NVCC"),
         ),
-        ("sm_90a", "11.8", (75, 90), ("nvcc 11.8", "sm_90a", "newer CUDA toolkit", "fagen[nvcc]")),
+        ("sm_90a", "11.8", (75, 90), ("nvcc 11.8", "sm_90a", "newer CUDA toolkit", "--upgrade '.[nvcc]'")),
         ("sm_100a", "12.4", (75, 90), ("nvcc 12.4", "sm_100a", "newer CUDA toolkit")),
     ],
 )

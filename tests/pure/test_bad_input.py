@@ -282,6 +282,12 @@ CALLS = {
         DtypeError,
         "attention: torch's trace is called on an expression; fagen has operations of its own: fg.exp, ",
     ),
+    "a tensor indexed by an axis": (
+        lambda: fg.attention(X, X, X, score=lambda s: s + X[fg.q]),
+        DtypeError,
+        "attention: torch's __getitem__ is called on an expression; name the axes of the tensor: "
+        'fg.capture(tensor, "b position")[fg.b, fg.q]',
+    ),
     "a tensor times a score": (
         lambda: fg.attention(X, X, X, score=lambda s: X * s),
         DtypeError,
@@ -474,7 +480,7 @@ def test_without_nvcc_resources_say_how_to_get_it():
     with pytest.raises(ToolchainError) as caught:
         kernel.resources  # noqa: B018
     assert str(caught.value).startswith("nvcc is needed to compile a kernel and was not found")
-    assert "pip install 'fagen[nvcc]'" in str(caught.value)
+    assert "pip install '.[nvcc]'" in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------ by the command line

@@ -226,7 +226,7 @@ def test_doctor_tells_what_is_missing(cold_cache: Path, monkeypatch: pytest.Monk
     assert "was not found" in found["nvcc"]["trouble"]
     assert (done.json["runs_on"], done.code) == ([], 1)
     shown = fagen("doctor").out
-    assert "To get nvcc: pip install 'fagen[nvcc]'" in shown
+    assert "To get nvcc: pip install '.[nvcc]'" in shown
     assert "To get C++ compiler: apt install g++" in shown
     assert "Kernels run on: nothing here" in shown
 
