@@ -129,7 +129,7 @@ def _kernel(
             parts = sizes[kernel.stage.parts] if kernel.stage.parts else 1
             walked = tile_count * kernel.block_walk * parts
             lines += _mask(bounds, min(walked / max(sizes[bounds.walk_axis], 1), 1.0))
-    lines += ["", *_tile_table(cost), "", *_traffic_table(cost, arch)]
+    lines += ["", *_tile_table(cost), "", *_traffic_table(kernel, cost, arch)]
     rate = ""
     if cost.flops:
         intensity = f"{cost.flops / max(cost.memory_bytes, 1):,.1f} flops a byte of device memory"
@@ -196,9 +196,12 @@ def _tile_table(cost: Cost) -> list[str]:
     return lines
 
 
-def _traffic_table(cost: Cost, arch: Arch) -> list[str]:
+def _traffic_table(kernel: KernelPlan, cost: Cost, arch: Arch) -> list[str]:
+    fma_per_cycle = {"fragments": arch.mma_fma_per_cycle, "warpgroups": arch.tensor16_fma_per_cycle}.get(
+        kernel.tiling, arch.fp32_fma_per_cycle
+    )
     rows = [
-        ("registers", cost.flops, None, None),
+        ("multiply-adds", cost.flops, 2 * arch.multiprocessors * fma_per_cycle * arch.clock_hz, None),
         (
             "shared memory",
             cost.shared_traffic_bytes,
@@ -217,8 +220,7 @@ def _traffic_table(cost: Cost, arch: Arch) -> list[str]:
     for name, work, rate, least in rows:
         if not work:
             continue
-        unit = "flop" if name == "registers" else "B"
-        rate = rate or 2 * arch.multiprocessors * arch.fp32_fma_per_cycle * arch.clock_hz
+        unit = "flop" if name == "multiply-adds" else "B"
         lines.append(
             f"  {name:<20}{quantity(work, unit):>15}{seconds(work / rate):>15}"
             + (f"   {quantity(least, 'B')}" if least is not None else "")
