@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ANY_GPU = "generic"
 
+_UNSEEN = {"race": "no data race was seen", "address": "no access out of bounds was seen"}
+
 
 @app.command()
 @shared
@@ -146,7 +148,7 @@ def run(
                 kernel.compiled,
                 values,
                 both=kernel.gradient,
-                program=program.compiled.problem.graph,
+                program=program.compiled,
                 seed=request.seed,
                 watch=watch,
                 progress=progress,
@@ -200,3 +202,5 @@ def _show_trial(trial: Trial) -> None:
     print(f"  time      {seconds(trial.seconds)}")
     print(f"  memory    {quantity(trial.peak_bytes, 'B')}, inputs and outputs included")
     print(f"  source    {trial.source}")
+    if trial.watched != "none":
+        print(f"  watched   {_UNSEEN[trial.watched]}")

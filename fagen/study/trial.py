@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fagen.calls.dispatch import compute
 from fagen.calls.prepared import emulation
 from fagen.calls.values import DTYPE_OF
-from fagen.compile import Compiled
+from fagen.compile import Compiled, compile_problem
 from fagen.derive.gradient import Gradient
 from fagen.errors import FagenError, LaunchError, ToolchainError, UsageError
 from fagen.ir.check import bind_sizes
@@ -67,6 +67,7 @@ class Trial:
     peak_bytes                          of device memory during one call, its inputs and outputs included
     source                              the .cu that ran
     rows                                queries that were compared
+    watched                             what the emulator watched for, and did not see
     """
 
     device: str
@@ -81,6 +82,7 @@ class Trial:
     peak_bytes: int
     source: Path
     rows: int
+    watched: Checker
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON holds it: what is not finite is null."""
@@ -193,7 +195,7 @@ def try_kernel(
     values: Sequence[Any],
     *,
     both: Gradient | None = None,
-    program: Graph | None = None,
+    program: Compiled | None = None,
     seed: int = 0,
     watch: Watch | None = None,
     progress: Progress = lambda what, done, parts: None,
@@ -202,16 +204,20 @@ def try_kernel(
 
     ``seed`` is what torch's generators start from: it decides what dropout drops. Beyond `MOST_ROWS` queries
     a sample of them is compared. A backward kernel has ``both``, and ``values`` are of its ``program``: what
-    the forward direction keeps comes from the reference, gradients of the outputs are made up. Raises what
-    compiling and launching raise.
+    it reads of the forward direction comes from the kernel of that direction, as in training, and gradients
+    of the outputs are made up. Raises what compiling and launching raise.
     """
     graph, watch = kernel.problem.graph, watch or Watch()
     device = next(value.device for value in values if isinstance(value, Tensor))
     on_gpu = device.type == "cuda"
     task: _Forward | _Backward = _Forward(graph, values)
     if both is not None and program is not None:
-        _require_few_rows(program, values)
-        task = _Backward(program, both, values, kernel.problem.inputs, _seed_of(program, device, seed))
+        own = program.problem.graph
+        _require_few_rows(own, values)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            outputs = compute(both.forward, values, Options(), _forward_of(both, program))
+        task = _Backward(own, both, values, kernel.problem.inputs, outputs, seed)
         values = task.values
     sizes = bind_sizes(graph, [tuple(v.shape) if isinstance(v, Tensor) else None for v in values])
     progress("compile", 0, 0)
@@ -245,7 +251,13 @@ def try_kernel(
         peak_bytes=given_bytes + added_bytes,
         source=source,
         rows=rows,
+        watched=watch.checker,
     )
+
+
+def _forward_of(both: Gradient, program: Compiled) -> Compiled:
+    """What autograd runs of a program: the kernel that also gives what the backward direction reads."""
+    return compile_problem(replace(program.problem, graph=both.forward))
 
 
 def _compiled(kernel: Compiled, device: torch.device, watch: Watch) -> tuple[Path, int]:
@@ -326,12 +338,16 @@ class _Backward:
     """What a backward kernel is given, and what it is to give: by autograd, through the program itself."""
 
     def __init__(
-        self, program: Graph, both: Gradient, values: Sequence[Any], stored: Sequence[Storage], seed: int
+        self,
+        program: Graph,
+        both: Gradient,
+        values: Sequence[Any],
+        stored: Sequence[Storage],
+        outputs: Sequence[Tensor],
+        seed: int,
     ) -> None:
         self.program, self.both, self.given = program, both, values
-        with torch.no_grad():
-            outputs = evaluate(both.forward, values, seed=seed)
-        draw = torch.Generator().manual_seed(seed & 0xFFFF)
+        draw = torch.Generator().manual_seed(seed + 1)  # `make_values` draws from the other
         storages = iter(stored)
         self.values: list[Any] = []
         self.incoming: list[Tensor] = [torch.zeros_like(o) for o in outputs[: len(program.outputs)]]
@@ -340,7 +356,7 @@ class _Backward:
             if kind == "argument":
                 self.values.append(values[place])
             elif kind == "output":
-                self.values.append(outputs[place].to(dtype))
+                self.values.append(outputs[place])
             else:
                 gradient = torch.randn(outputs[place].shape, generator=draw).to(dtype)
                 self.values.append(gradient.to(outputs[place].device))

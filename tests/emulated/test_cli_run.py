@@ -43,6 +43,17 @@ def summed_over_queries(q: fg.Tensor["b h q d"], k: fg.Tensor["b h kv d"]):
 """
 
 
+PROGRAM_WITH_MAXIMUM = """
+import fagen as fg
+
+
+@fg.program
+def with_maximum(q: fg.Tensor["b h q d"], k: fg.Tensor["b h kv d"]):
+    s = fg.dot(q, k, over="d")
+    return fg.logsumexp(fg.where(fg.kv <= fg.q, s, -fg.inf), over="kv"), fg.max(s, over="kv")
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
     path = tmp_path / "programs.py"
@@ -61,6 +72,14 @@ def test_both_directions_under_a_watch_for_races():
     assert fagen("emit", "--direction", "sideways").code != 0
 
 
+def test_a_maximum_is_found_again_by_the_backward_direction(program: Path):
+    """Its gradient goes where the score is the maximum that the forward kernel gave, to the last bit."""
+    program.write_text(PROGRAM_WITH_MAXIMUM)
+    options = ["--program", f"{program}:with_maximum", "--dtype", "fp32", "--direction", "backward"]
+    done = fagen("run", *SMALL, *options, "--json")
+    assert done.json["ok"], done.json
+
+
 def test_the_report():
     options = ["--mask", "causal & document", "--score", "softcap(5)", "--dropout", 0.2, "--dtype", "bf16"]
     done = fagen(
@@ -70,7 +89,7 @@ def test_the_report():
     assert (done.code, done.err) == (0, "")
     assert set(told) == {
         "device", "family", "kernels", "max_error", "eager_error", "tolerance", "ok", "reason", "seconds",
-        "peak_bytes", "source", "rows",
+        "peak_bytes", "source", "rows", "watched",
     }  # fmt: skip
     assert (told["device"], told["family"], told["ok"], told["rows"]) == ("emulator", "simt", True, 20)
     assert 0 < told["max_error"] <= told["tolerance"]
@@ -172,11 +191,18 @@ def test_nothing_is_a_length_too(lengths: tuple[object, ...], rows: int):
 
 
 @pytest.mark.parametrize(
-    "watch", [("--sanitize",), ("--race",), ("--schedule", "backward"), ("--schedule", 11)]
+    ("watch", "seen"),
+    [
+        (("--sanitize",), "no access out of bounds was seen"),
+        (("--race",), "no data race was seen"),
+        (("--schedule", "backward"), None),
+        (("--schedule", 11), None),
+    ],
 )
-def test_a_watched_run(watch: tuple[object, ...]):
-    told = fagen("run", *SMALL, "--mask", "causal", "--dtype", "fp32", *watch, "--json").json
-    assert told["ok"], told
+def test_a_watched_run(watch: tuple[object, ...], seen: str | None):
+    done = fagen("run", *SMALL, "--mask", "causal", "--dtype", "fp32", *watch)
+    assert "agrees with its meaning" in done.out
+    assert re.findall(r"^  watched +(.*)", done.out, re.MULTILINE) == ([seen] if seen else [])
 
 
 def test_a_kernel_for_another_gpu_runs_here():
