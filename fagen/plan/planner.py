@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import TypeAlias
 
 from fagen.derive.bounded import without_maxima
@@ -79,8 +79,8 @@ def plans(
         raise PlanError(f"{arch.name} has no other family for {problem.graph.name}", works="smaller sizes do")
     with room_for(problem.graph):
         apart = derive(problem.graph, problem.fusion, problem.deterministic)
-        derivation, parts, others = _cheapest(apart, problem, arch, lengths or {}, families)
-        found = list(_ranked_plans(derivation, parts, others, problem, families, most, ranked))
+        derivation, parts, others, ahead = _cheapest(apart, problem, arch, lengths or {}, families)
+        found = list(_ranked_plans(derivation, parts, others, problem, families, most, ranked, ahead))
         if most > 1 and not ranked:
             found += _smaller(found[-1], derivation, apart, problem, arch, lengths or {}, families)
     return tuple(found)
@@ -98,15 +98,22 @@ def _ranked_plans(
     families: Sequence[str],
     most: int,
     ranked: bool = False,
+    ahead: float = inf,
 ) -> Iterator[Plan]:
-    """Up to ``most`` plans of the same kernels, each with the next candidate of those that have another."""
+    """Up to ``most`` plans of the same kernels, each with the next candidate of those that have another.
+
+    Those behind the first take less than ``ahead`` seconds more than it does.
+    """
     stages, chosen = [stage for stage, _ in parts], [choice for _, choice in parts]
     buffers = _buffers(stages, chosen, problem)
     tries = [choice.ranked if ranked else fallbacks(choice.ranked, choice.model, most) for choice in chosen]
     for number in range(min(most, max(map(len, tries)))):
         kernels, rejected = [], list(others)
-        for index, choice in enumerate(chosen):
-            own = tries[index][min(number, len(tries[index]) - 1)]
+        tried = [each[min(number, len(each) - 1)] for each in tries]
+        more = sum(own.cost.seconds - each[0].cost.seconds for own, each in zip(tried, tries, strict=True))
+        if number and more >= ahead:
+            continue
+        for index, (choice, own) in enumerate(zip(chosen, tried, strict=True)):
             function: str = problem.graph.direction
             if len(stages) > 1:
                 function += f"_{index}_{choice.schedule.removeprefix('forward_')}"
@@ -152,36 +159,39 @@ def _smaller(
         except PlanError:
             continue
         if len(parts) > len(last.kernels) or not alone:
-            *_, made = _ranked_plans(apart, parts, (), problem, families, 2)
-            if made.family == last.family:
-                last = made
-                yield made
+            found = list(_ranked_plans(apart, parts, (), problem, families, 2))
+            for made in found if tried is not apart and not alone else found[-1:]:
+                if made.family == last.family:
+                    last = made
+                    yield made
 
 
 def _cheapest(
     apart: Derivation, problem: Problem, arch: Arch, lengths: Mapping[Axis, int], families: Sequence[str]
-) -> tuple[Derivation, _Parts, tuple[Rejected, ...]]:
-    """The way to derive a program whose kernels take the least time together, and why not the other."""
+) -> tuple[Derivation, _Parts, tuple[Rejected, ...], float]:
+    """The way to derive a program whose kernels take the least time together, why not the other, and how many
+    seconds more it may take where blocks add in turns: kernels of their own are faster then."""
     parts, took = _planned(apart, problem, arch, lengths, families)
     long = next((axis for axis, name in problem.lengths if name == "long"), None)
     if long is not None and problem.fusion == "full":
-        return _shared_out(apart, parts, took, long, problem, arch, lengths, families)
+        return *_shared_out(apart, parts, took, long, problem, arch, lengths, families), inf
     used = {choice.family for _, choice in parts if choice.schedule in LOOPS}
     backward = problem.graph.direction == "backward"
     adds = problem.fusion == "full" and backward and all(FAMILIES[family].adds for family in used)
     joined = merged(apart, problem.graph, problem.deterministic) if adds else None
     if joined is None:
-        return apart, parts, ()
+        return apart, parts, (), inf
     try:
         fewer, takes = _planned(joined, problem, arch, lengths, sorted(used))
     except PlanError as error:
-        return apart, parts, (Rejected("partial sums", str(error)),)
+        return apart, parts, (Rejected("partial sums", str(error)),), inf
     if takes < took:
         slower = f"{100 * (took / takes - 1):.0f} % slower, predicted"
         refused = dict.fromkeys(each for _, choice in parts for each in choice.refused)
-        return joined, fewer, (Rejected("each product computed by two kernels", slower), *refused)
+        others = (Rejected("each product computed by two kernels", slower), *refused)
+        return joined, fewer, others, took - takes if problem.deterministic else inf
     slower = f"{100 * (takes / took - 1):.0f} % slower, predicted"
-    return apart, parts, (Rejected("partial sums", slower),)
+    return apart, parts, (Rejected("partial sums", slower),), inf
 
 
 def _shared_out(

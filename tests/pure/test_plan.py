@@ -222,6 +222,14 @@ def test_turns_are_taken_where_rows_begin_no_earlier_than_those_before(mask: Any
     assert kernel.roles.in_turns
 
 
+def test_turns_are_taken_for_small_tiles_only_where_kernels_of_their_own_take_longer() -> None:
+    graph = attention(mask=fg.causal(), score=fg.softcap(30.0)).graph
+    asked, _ = backward_of(problem(graph, 128, storage="bf16", arch="H200"))
+    first, *others = plans(replace(asked, deterministic=True))
+    assert any(kernel.roles and kernel.roles.in_turns for kernel in first.kernels)
+    assert not any(kernel.roles and kernel.roles.in_turns for other in others for kernel in other.kernels)
+
+
 @pytest.mark.parametrize("mask", [fg.sliding_window(64), fg.prefix_lm(32)])
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_where_no_turn_is_known_a_kernel_more_makes_the_same_bits(mask: Any, head_dim: int) -> None:
