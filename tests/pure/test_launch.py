@@ -285,7 +285,7 @@ def test_a_missing_pycuda_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(launch, "_gpus", {})
     launch._driver.cache_clear()
     with pytest.raises(
-        ToolchainError, match=r"pycuda is needed to run a kernel on a GPU.*pip install 'fagen\[cuda\]'"
+        ToolchainError, match=r"pycuda is needed to run a kernel on a GPU.*pip install '.\[cuda\]'"
     ):
         launch.gpu(0)
     launch._driver.cache_clear()
