@@ -111,7 +111,7 @@ def _ranked_plans(
         kernels, rejected = [], list(others)
         tried = [each[min(number, len(each) - 1)] for each in tries]
         more = sum(own.cost.seconds - each[0].cost.seconds for own, each in zip(tried, tries, strict=True))
-        if number and more >= ahead:
+        if more >= ahead:
             continue
         for index, (choice, own) in enumerate(zip(chosen, tried, strict=True)):
             function: str = problem.graph.direction
@@ -160,7 +160,7 @@ def _smaller(
             continue
         if len(parts) > len(last.kernels) or not alone:
             found = list(_ranked_plans(apart, parts, (), problem, families, 2))
-            for made in found if tried is not apart and not alone else found[-1:]:
+            for made in found[-1:] if alone else found:
                 if made.family == last.family:
                     last = made
                     yield made

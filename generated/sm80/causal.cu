@@ -131,7 +131,7 @@ __device__ __forceinline__ void update(Row (&rows)[ROWS], float (&s)[ROWS][COLUM
     const float m_old = row.m;
     row.m = maximum(row.m, largest(s[r]));
     row.m = lane_max<LANES>(row.m);
-    if ((row.m - m_old) * SCALE <= SLACK) row.m = m_old;
+    if ((row.m - m_old) * SCALE <= SLACK) row.m = m_old;  // the sums stay, too
     const Exponential power = Exponential(SCALE, finite_or_zero(row.m));
     const float x1 = power(m_old);
     acc_rescale[r] = row.m == m_old ? 1.0f : x1;

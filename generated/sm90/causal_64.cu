@@ -144,7 +144,7 @@ __device__ __forceinline__ bool update(Row (&rows)[ROWS], float (&s)[ROWS][COLUM
     const float m_old = row.m;
     UNROLL for (int c = 0; c < COLUMNS; ++c) row.m = maximum(row.m, s[r][c]);
     row.m = lane_max<LANES>(row.m);
-    if ((row.m - m_old) * SCALE <= SLACK) row.m = m_old;
+    if ((row.m - m_old) * SCALE <= SLACK) row.m = m_old;  // the sums stay, too
     const float x3 = Exponential(SCALE, finite_or_zero(row.m))(m_old);
     row.l *= row.m == m_old ? 1.0f : x3;
     acc_rescale[r] = row.m == m_old ? 1.0f : x3;
